@@ -1,0 +1,166 @@
+/* Public interface of the belugafs core: names, files, blocks, capacity, on one
+ * mapped pool, as one host.  Synchronous; every call may be made from any thread.
+ * One writer mutex inside; readers take none.  Calls return 0 (or a count) or a
+ * negative errno.  The text of the last error of this thread is bfs_errmsg().
+ *
+ * pyfuse3, the direct transport and the request ring are thin layers over this.
+ */
+#ifndef BELUGAFS_CORE_H
+#define BELUGAFS_CORE_H
+
+#include <sys/types.h>
+#include "mem.h"
+
+struct bfs;
+
+const char *bfs_errmsg(void); /* "" when nothing set one since bfs_errmsg_clear() */
+void bfs_errmsg_clear(void);    /* before a call whose text is wanted */
+
+/* ---- making and opening pools ------------------------------------------------ */
+struct bfs_mkfs_params {
+	u64 size_bytes;     /* of the mapping */
+	u64 max_size_bytes; /* 0 = size_bytes */
+	u32 inodes;         /* 0 = default from the size */
+	u32 nhosts;         /* 0 = 16 */
+	u32 rows;           /* open-for-write table per host, 0 = default */
+	u32 ring_entries;   /* touch ring per host, 0 = default */
+	u32 region_granules;/* 0 = default; power of two, at most 16384 */
+	u32 chunk_bytes;    /* 0 = 256 KiB */
+	u32 meta_pages;     /* 0 = default from the inodes */
+	u32 align_bytes;    /* of the data range, 0 = 2 MiB (pools under 64 MiB: 4096) */
+	u32 map_bytes;      /* mapping granularity, recorded only */
+	u8 uuid[16];
+	u8 label[64];
+	u64 incarnation;    /* random */
+};
+int bfs_mkfs(struct bfs_mem *m, const struct bfs_mkfs_params *p, struct bfs_super *out);
+/* reads and checks both superblock copies; size_bytes = what is really there */
+int bfs_read_super(struct bfs_mem *m, u64 size_bytes, struct bfs_super *out);
+
+enum { BFS_VERIFY_FIRST = 0, BFS_VERIFY_ALWAYS = 1, BFS_VERIFY_OFF = 2 };
+struct bfs_opts {
+	u64 uuid[2];       /* of this host (machine id and name) */
+	u64 boot;          /* of this boot: another one means that the old host is gone for good */
+	int slot;          /* -1: the one with this uuid, else the first free one (splitter) */
+	bool readonly;     /* no registration, no store at all */
+	bool follower;     /* don't claim the lead at attach (simulator, several hosts) */
+	bool evict_none;   /* full pool answers ENOSPC */
+	int verify;
+	u64 suspect_ns;    /* a host whose heartbeat stood still so long is suspected; 0 = 1 s */
+	u32 high_permille, low_permille; /* watermarks of data space, 0 = 970 / 950 */
+	bool publish_close;/* hide a file until its first close */
+	u64 seal_timeout_ns; /* close waits so long for its seal, then puts it off; 0 = 2 * suspect_ns + 5 s */
+};
+int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out);
+/* seals what is closed, drops what isn't, gives the lead back; clean = false: process death
+ * (memory is released, the pool isn't touched) */
+int bfs_detach(struct bfs *b, bool clean);
+
+/* ---- protocol steps, called by the daemon's timer and by the simulator --------- */
+int bfs_claim(struct bfs *b);         /* become leader; -EBUSY: somebody else claims */
+int bfs_is_leader(struct bfs *b);
+int bfs_refresh(struct bfs *b);       /* follower: adopt the newest root, if any */
+int bfs_tick(struct bfs *b);          /* heartbeat, refresh or lead duties (applied, scan, stamps, reclaim) */
+int bfs_apply_scan(struct bfs *b);    /* say applied N, held ... */
+int bfs_reclaim(struct bfs *b);       /* leader: give quarantined extents and pages back */
+int bfs_declare_dead(struct bfs *b, u32 slot, bool fenced);
+
+/* ---- names -------------------------------------------------------------------- */
+#define BFS_ROOT_INO 1ull
+struct bfs_attr {
+	u64 ino, size, granules;
+	i64 atime_ns, mtime_ns, ctime_ns, btime_ns;
+	u32 mode, nlink, uid, gid, rdev, version;
+	u8 cls, state, owner, flags;
+};
+struct bfs_dirent {
+	u64 ino, cookie;
+	u8 type; /* mode >> 12 */
+	u8 len;
+	char name[256];
+};
+enum {
+	BFS_SET_MODE = 1, BFS_SET_UID = 2, BFS_SET_GID = 4, BFS_SET_SIZE = 8, BFS_SET_ATIME = 16,
+	BFS_SET_MTIME = 32, BFS_SET_CTIME = 64,
+};
+enum { BFS_RENAME_NOREPLACE = 1, BFS_RENAME_EXCHANGE = 2 };
+
+int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a);
+int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a);
+/* fh 0 or an open handle (truncate through a descriptor) */
+int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64 fh, struct bfs_attr *out);
+int bfs_mkdir(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, struct bfs_attr *a);
+int bfs_mknod(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 rdev, u32 uid, u32 gid, struct bfs_attr *a);
+int bfs_symlink(struct bfs *b, u64 dir, const void *name, size_t len, const void *target, size_t tlen, u32 uid, u32 gid, struct bfs_attr *a);
+ssize_t bfs_readlink(struct bfs *b, u64 ino, void *buf, size_t len);
+int bfs_unlink(struct bfs *b, u64 dir, const void *name, size_t len);
+int bfs_rmdir(struct bfs *b, u64 dir, const void *name, size_t len);
+int bfs_rename(struct bfs *b, u64 dir, const void *name, size_t len, u64 dir2, const void *name2, size_t len2, u32 flags);
+int bfs_link(struct bfs *b, u64 ino, u64 dir, const void *name, size_t len, struct bfs_attr *a);
+/* entries with cookie > after, in cookie order; returns how many were put into out (0 = end).
+ * "." and ".." are not listed. */
+int bfs_readdir(struct bfs *b, u64 dir, u64 after, struct bfs_dirent *out, int max);
+int bfs_parent(struct bfs *b, u64 ino, u64 *dir); /* of a directory */
+
+int bfs_setxattr(struct bfs *b, u64 ino, const char *name, const void *val, size_t len, int flags);
+ssize_t bfs_getxattr(struct bfs *b, u64 ino, const char *name, void *buf, size_t len); /* len 0: size wanted */
+ssize_t bfs_listxattr(struct bfs *b, u64 ino, char *buf, size_t len);
+int bfs_removexattr(struct bfs *b, u64 ino, const char *name);
+
+/* ---- files ---------------------------------------------------------------------- */
+/* flags: O_ACCMODE, O_TRUNC, O_EXCL, O_APPEND of open(2) */
+int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, int flags, struct bfs_attr *a, u64 *fh);
+int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh);
+ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len);
+ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len);
+int bfs_reserve(struct bfs *b, u64 fh, u64 size_bytes); /* room, contiguous where possible */
+int bfs_flush(struct bfs *b, u64 fh, bool killed);      /* close(2): seals; killed: abandons a first writing */
+int bfs_fsync(struct bfs *b, u64 fh);
+int bfs_release(struct bfs *b, u64 fh);
+
+/* ---- native blocks: (namespace, raw key) ------------------------------------------ */
+/* directory under the root that becomes a namespace; existing one: checked */
+int bfs_ns_create(struct bfs *b, const char *name, u64 *ns);
+int bfs_block_put(struct bfs *b, u64 ns, const void *key, size_t klen, const void *data, size_t len);
+ssize_t bfs_block_get(struct bfs *b, u64 ns, const void *key, size_t klen, void *buf, size_t len);
+int bfs_block_delete(struct bfs *b, u64 ns, const void *key, size_t klen);
+/* keys of klen bytes one after the other; present[i] = 1 or 0; returns the number present */
+int bfs_block_exists(struct bfs *b, u64 ns, const void *keys, size_t klen, int n, u8 *present);
+/* length of the longest present prefix */
+int bfs_block_match(struct bfs *b, u64 ns, const void *keys, size_t klen, int n);
+
+/* ---- batches ------------------------------------------------------------------------ */
+/* Calls of this thread between begin and commit are one transaction: all or nothing.
+ * A call that fails for its own reason (EEXIST ...) doesn't end the batch.  Calls that only
+ * read see the state before the batch. */
+int bfs_batch_begin(struct bfs *b);
+int bfs_batch_commit(struct bfs *b);
+int bfs_batch_abort(struct bfs *b);
+
+/* ---- capacity ------------------------------------------------------------------------ */
+struct bfs_stat {
+	u64 data_granules, used_granules, quarantined_granules, bad_granules, largest_free_granules, evictable_granules;
+	u64 inodes, inodes_used, meta_pages, meta_pages_used, meta_pages_waiting;
+	u64 nblocks, nordinary, nunsealed, norphans, open_files, open_for_write;
+	u64 evicted_blocks, evicted_granules, seals, seal_deferred, creates, unlinks, corrupt, hits, misses;
+	u64 term, txn, txns, pages_written, bytes_written_meta, touches_lost;
+	u32 slot, leader_slot;
+	int is_leader;
+	u8 uuid[16];
+	u8 label[64];
+};
+int bfs_statfs(struct bfs *b, struct bfs_stat *s);
+int bfs_evict(struct bfs *b, u64 granules, u64 *freed); /* least recently used blocks first */
+void bfs_touch(struct bfs *b, u64 ino);
+/* place of a file's data: up to max extents of (file granule, granule address, length) */
+struct bfs_extent { u64 file_granule, addr; u32 len; u32 overlay; };
+int bfs_extents(struct bfs *b, u64 ino, struct bfs_extent *e, int max);
+
+/* ---- checking --------------------------------------------------------------------------- */
+/* Reports through cb: severity 0 note, 1 problem; code is a stable short name.  Returns the
+ * number of problems or a negative errno.  data: check block checksums too. */
+typedef void (*bfs_fsck_cb)(void *arg, int severity, const char *code, const char *text);
+struct bfs_fsck_result { u64 pages, objects, entries, extents, blocks, blocks_bad, bytes_checked, quarantined_granules, granted_granules, problems; };
+int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *r);
+
+#endif

@@ -1,0 +1,162 @@
+/* Snapshots: what this host has adopted, who reads it, what it tells the others of that.
+ * Steps 15 to 17 of docs/protocol.md; readers take no lock: they read the seqlock over `snap`
+ * and write their own slot.  wlock serialises adopting. */
+#include "lead.h"
+
+void ld_set_snap(struct bfs *b, struct bfs_snap s)
+{
+	b->past[s.txn % 64].txn = s.txn, b->past[s.txn % 64].term = s.term;
+	atomic_fetch_add_explicit(&b->snap_seq, 1, memory_order_acq_rel);
+	atomic_thread_fence(memory_order_release);
+	__atomic_store_n(&b->snap.term, s.term, __ATOMIC_RELAXED);
+	__atomic_store_n(&b->snap.txn, s.txn, __ATOMIC_RELAXED);
+	__atomic_store_n(&b->snap.root.page, s.root.page, __ATOMIC_RELAXED);
+	__atomic_store_n(&b->snap.root.term, s.root.term, __ATOMIC_RELAXED);
+	__atomic_store_n(&b->snap.root.txn, s.root.txn, __ATOMIC_RELAXED);
+	atomic_fetch_add_explicit(&b->snap_seq, 1, memory_order_seq_cst);
+}
+
+struct bfs_snap ld_newest(struct bfs *b)
+{
+	struct bfs_snap s;
+	for (;;) {
+		u64 q = atomic_load_explicit(&b->snap_seq, memory_order_seq_cst);
+		s.term = __atomic_load_n(&b->snap.term, __ATOMIC_RELAXED);
+		s.txn = __atomic_load_n(&b->snap.txn, __ATOMIC_RELAXED);
+		s.root.page = __atomic_load_n(&b->snap.root.page, __ATOMIC_RELAXED);
+		s.root.term = __atomic_load_n(&b->snap.root.term, __ATOMIC_RELAXED);
+		s.root.txn = __atomic_load_n(&b->snap.root.txn, __ATOMIC_RELAXED);
+		atomic_thread_fence(memory_order_acquire);
+		if (!(q & 1) && q == atomic_load_explicit(&b->snap_seq, memory_order_relaxed)) return s;
+	}
+}
+
+/* A reader announces its snapshot and looks again: who frees pages after publishing a newer
+ * snapshot either sees the announcement or the reader sees the newer snapshot (rule 13
+ * among the threads of one process, where atomics do work). */
+int rd_begin(struct bfs *b, struct rd *r)
+{
+	static __thread u32 hint;
+	int rc = 0;
+	r->v = (struct view){b, NULL, NULL}; /* rd_end below needs it */
+	for (u32 n = 0;; n++) {
+		u32 i = (hint + n) % BFS_READERS;
+		u64 none = 0;
+		if (atomic_load_explicit(&b->readers[i], memory_order_relaxed) || !atomic_compare_exchange_strong(&b->readers[i], &none, 1)) {
+			if (n && n % BFS_READERS == 0) b->m->ops->pause(b->m, 10000);
+			continue;
+		}
+		r->slot = (int)(hint = i);
+		break;
+	}
+	for (;;) {
+		r->s = ld_newest(b);
+		atomic_store(&b->readers[r->slot], r->s.txn + 1);
+		struct bfs_snap again = ld_newest(b);
+		if (again.txn == r->s.txn && again.term == r->s.term) break;
+	}
+	const struct bfs_root *root = pg_get(b, r->s.root, BFS_PK_ROOT, &rc);
+	if (!root) {
+		rd_end(r);
+		return rc;
+	}
+	r->v = (struct view){b, root, NULL};
+	return 0;
+}
+
+void rd_end(struct rd *r)
+{
+	struct bfs *b = r->v.b;
+	if (b) atomic_store_explicit(&b->readers[r->slot], 0, memory_order_release);
+}
+
+/* Lowest snapshot any thread of this process may be reading, at most `s`. */
+struct bfs_snap ld_lowest_reader(struct bfs *b, struct bfs_snap s)
+{
+	u64 low = s.txn;
+	for (u32 i = 0; i < BFS_READERS; i++) {
+		u64 x = atomic_load(&b->readers[i]);
+		if (x > 1 && x - 1 < low) low = x - 1;
+		/* x == 1: about to announce, it will look at snap again */
+	}
+	if (low == s.txn) return s;
+	/* the txn alone tells which: this host's snapshots have rising numbers.  A term that is
+	 * no longer known: 0, which is lower, which only pins more. */
+	u32 term = b->past[low % 64].txn == low ? b->past[low % 64].term : 0;
+	return (struct bfs_snap){term, low, {0}};
+}
+
+/* ---- pins ------------------------------------------------------------------------------ */
+void ld_put_pin(struct bfs *b, struct bfs_snap lo, struct bfs_snap hi)
+{
+	b->pin_line ^= 1;
+	ld_put(b, BFS_L_PIN_A + (u32)b->pin_line, (u64[]){lo.term, lo.txn, hi.term, hi.txn}, 4);
+}
+
+bool ld_fenced(struct bfs *b, const struct bfs_root *root, u32 slot, int least)
+{
+	/* the mark in the tree is about one registration: the one it names */
+	struct bfs_line l;
+	if (!root || (int)root->host[slot].state < least) return false;
+	return ld_line(b, slot, BFS_L_IDENT, &l) > 0 && l.w[3] == root->host[slot].incarnation;
+}
+
+const struct bfs_root *ld_conf_root(struct bfs *b)
+{
+	int rc;
+	return b->conf.root.page ? pg_get(b, b->conf.root, BFS_PK_ROOT, &rc) : NULL;
+}
+
+int ld_pins(struct bfs *b, struct pin *p)
+{
+	int n = 0;
+	struct bfs_snap lo = ld_lowest_reader(b, b->conf);
+	const struct bfs_root *root = ld_conf_root(b);
+	p[n++] = (struct pin){lo.term, lo.txn, b->conf.term, b->conf.txn};
+	for (u32 s = 0; s < b->sb.nhosts; s++) {
+		if (s == b->slot || ld_fenced(b, root, s, BFS_HOST_FENCED)) continue;
+		if (BFS_MUT(MUT_SUSPECT_PIN_IGNORED) && !b->peer[s].live) continue;
+		for (u32 k = 0; k < 2; k++) {
+			struct bfs_line l;
+			if (ld_line_retry(b, s, BFS_L_PIN_A + k, &l, BFS_MUT(MUT_PIN_SCAN_STALE)) <= 0 || !l.w[3]) continue;
+			p[n++] = (struct pin){(u32)l.w[0], l.w[1], (u32)l.w[2], l.w[3]};
+		}
+	}
+	return n;
+}
+
+/* ---- followers: steps 15 to 17 ------------------------------------------------------------------ */
+int ld_refresh(struct bfs *b)
+{
+	struct bfs_snap best, again, cur = ld_newest(b);
+	if (BFS_MUT(MUT_INVAL_BEFORE_ROOT)) {
+		mm_inval(b->m, pg_addr(b, 0), (u64)b->sb.meta_pages * BFS_PAGE);
+		mm_fence(b->m);
+	}
+	int rc = ld_read_roots(b, &best, false);
+	if (rc || !snap_cmp(&best, &cur)) return rc;
+	if (!b->o.readonly) {
+		ld_put_pin(b, ld_lowest_reader(b, cur.root.page ? cur : best), best);
+		if (!BFS_MUT(MUT_PIN_NO_FENCE)) mm_pool_fence(b->m, host_line(b, b->slot, BFS_L_PIN_A), 2 * BFS_LINE);
+	}
+	if (!BFS_MUT(MUT_PIN_NO_VALIDATE)) {
+		if ((rc = ld_read_roots(b, &again, false))) return rc;
+		u64 c = BFS_MUT(MUT_READER_NO_CLAIMS) ? 0 : ld_claims(b, true);
+		if (snap_cmp(&again, &best) || c > best.term) {
+			/* back on the pin that covers what this host has */
+			if (!b->o.readonly && cur.root.page) ld_put_pin(b, ld_lowest_reader(b, cur), cur);
+			return -EAGAIN;
+		}
+	}
+	if ((rc = ld_check_features(b, best.root))) return rc;
+	ld_set_snap(b, best);
+	return 0;
+}
+
+int bfs_refresh(struct bfs *b)
+{
+	lk(b, &b->wlock);
+	int rc = atomic_load(&b->leader) ? 0 : ld_refresh(b);
+	unlk(b, &b->wlock);
+	return rc;
+}

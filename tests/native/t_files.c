@@ -1,0 +1,1536 @@
+/* Files, space and eviction of the core, on a pool in anonymous memory.  Every test leaves
+ * its pool detached, and fsck has to find nothing in it.
+ *
+ *   t_files [test]        MEM=incoherent, SEED=n, OPS=n, ROUNDS=n, NOFSCK=1, VERBOSE=1 */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "internal.h"
+
+#define CHECK(x, ...) do { if (!(x)) fail(__FILE__, __LINE__, #x), printf("   " __VA_ARGS__), printf("\n"), fflush(stdout), abort(); } while (0)
+#define IS(call, want) do { long r_ = (long)(call), w_ = (long)(want); if (r_ != w_) fail(__FILE__, __LINE__, #call), printf("   got %s, expected %s\n", text(r_), text(w_)), fflush(stdout), abort(); } while (0)
+#define OK(call) IS(call, 0)
+#define N(s) (s), strlen(s)
+
+static void fail(const char *file, int line, const char *what) { printf("%s:%d: %s\n   last error: %s\n", file, line, what, bfs_errmsg()); }
+static const char *text(long rc)
+{
+	static __thread char s[4][64];
+	static __thread int i;
+	char *p = s[i++ % 4];
+	if (rc < 0) snprintf(p, 64, "%s", strerrorname_np((int)-rc) ? strerrorname_np((int)-rc) : "?");
+	else snprintf(p, 64, "%ld", rc);
+	return p;
+}
+
+static u64 seed = 1;
+struct rng { u64 s; };
+static u64 rnd(struct rng *r) { return r->s ^= r->s << 13, r->s ^= r->s >> 7, r->s ^= r->s << 17, r->s; }
+static u32 below(struct rng *r, u32 n) { return (u32)(rnd(r) >> 20) % n; }
+static int env(const char *name, int dflt) { return getenv(name) ? atoi(getenv(name)) : dflt; }
+static double now(void)
+{
+	struct timespec ts;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+/* ---- the pool --------------------------------------------------------------------------- */
+static struct bfs_mem mem;
+static struct bfs *b;
+static struct bfs_opts opts;
+
+static void on_problem(void *arg, int severity, const char *code, const char *line)
+{
+	(void)arg;
+	if (severity) printf("   fsck: %s: %s\n", code, line);
+}
+
+static void fsck(void)
+{
+	struct bfs_fsck_result r;
+	if (getenv("NOFSCK")) return;
+	int n = bfs_fsck(&mem, true, on_problem, NULL, &r);
+	CHECK(n == 0, "fsck: %s", text(n));
+}
+
+static void attach(void) { OK(bfs_attach(&mem, &opts, &b)); }
+static void detach(bool clean)
+{
+	OK(bfs_detach(b, clean));
+	b = NULL;
+	if (clean) fsck();
+}
+
+static void make_pool_rg(u64 mib, u32 inodes, u32 region)
+{
+	const char *kind = getenv("MEM");
+	memset(&mem, 0, sizeof mem);
+	mem.ops = kind && !strcmp(kind, "incoherent") ? &bfs_ops_incoherent : &bfs_ops_coherent;
+	mem.coherent = mem.ops == &bfs_ops_coherent;
+	mem.size = mib << 20;
+	mem.base = mmap(NULL, mem.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(mem.base != MAP_FAILED, "mmap");
+	struct bfs_mkfs_params p = {.size_bytes = mem.size, .inodes = inodes, .incarnation = 0x1234567, .uuid = {1}, .region_granules = region};
+	OK(bfs_mkfs(&mem, &p, NULL));
+	memset(&opts, 0, sizeof opts);
+	opts.uuid[0] = 1, opts.boot = 1, opts.slot = -1;
+	attach();
+}
+static void make_pool(u64 mib, u32 inodes) { make_pool_rg(mib, inodes, 0); }
+
+static void drop_pool(void)
+{
+	if (b) detach(true);
+	munmap(mem.base, mem.size);
+}
+
+static struct bfs_stat st(void)
+{
+	struct bfs_stat s;
+	OK(bfs_statfs(b, &s));
+	return s;
+}
+
+/* used + quarantine + bad is what the bitmaps say, and what the records say */
+static void check_space(void)
+{
+	struct rd r;
+	struct bfs_rec rec[64];
+	u64 bits = 0, own = 0, quar = 0, bad = 0, last = 0;
+	int rc = 0, n;
+	OK(rd_begin(b, &r));
+	for (u64 i = 0; i < b->nregions; i++) {
+		const struct bfs_region *p = rx_get(b, r.v.root->region, b->h_region, i, BFS_PK_REGION, &rc);
+		u64 left = b->sb.data_granules - i * b->sb.region_granules, len = left < b->sb.region_granules ? left : b->sb.region_granules, set = 0;
+		if (!p) continue;
+		for (u32 k = 0; k < BFS_REGION_GRANULES_MAX / 64; k++) set += (u64)__builtin_popcountll(p->bits[k]);
+		CHECK(set == (p->h.count ? len - p->h.aux : 0), "region %llu: %llu set, %u free of %llu", (unsigned long long)i, (unsigned long long)set, p->h.aux, (unsigned long long)len);
+		bits += set;
+	}
+	struct bfs_key k = KEY(BFS_T(BFS_T_OWN, 0), 0, 0);
+	while ((n = bt_range(&r.v, k, rec, 64)) > 0)
+		for (int i = 0; i < n; i++, k.b = rec[i - 1].k.b + 1) {
+			CHECK(rec[i].k.b >= last, "extents overlap at %llx", (unsigned long long)rec[i].k.b);
+			last = rec[i].k.b + (u32)rec[i].x;
+			own += (u32)rec[i].x;
+		}
+	k = KEY(BFS_T(BFS_T_QUAR, 0), 0, 0);
+	while ((n = bt_range(&r.v, k, rec, 64)) > 0)
+		for (int i = 0; i < n; i++) quar += rec[i].x, k.b = rec[i].k.b, k.c = rec[i].k.c + 1;
+	k = KEY(BFS_T(BFS_T_BAD, 0), 0, 0);
+	while ((n = bt_range(&r.v, k, rec, 64)) > 0)
+		for (int i = 0; i < n; i++) bad += rec[i].x, k.b = rec[i].k.b + 1;
+	CHECK(own == r.v.root->granules_used && quar == r.v.root->granules_quar && bad == r.v.root->granules_bad && bits == own + quar + bad,
+	      "bits %llu; owned %llu, said %llu; quarantine %llu, said %llu; bad %llu, said %llu", (unsigned long long)bits, (unsigned long long)own,
+	      (unsigned long long)r.v.root->granules_used, (unsigned long long)quar, (unsigned long long)r.v.root->granules_quar, (unsigned long long)bad, (unsigned long long)r.v.root->granules_bad);
+	rd_end(&r);
+}
+
+static void settle(void)
+{
+	OK(bfs_tick(b));
+	OK(bfs_apply_scan(b));
+}
+
+static struct bfs_attr attr(u64 ino)
+{
+	struct bfs_attr a;
+	OK(bfs_getattr(b, ino, &a));
+	return a;
+}
+static u64 mkdir_(const char *name)
+{
+	struct bfs_attr a;
+	OK(bfs_mkdir(b, 1, N(name), 0755, 0, 0, &a));
+	return a.ino;
+}
+static u64 create(u64 dir, const char *name, int flags, u64 *ino)
+{
+	struct bfs_attr a;
+	u64 fh;
+	OK(bfs_create(b, dir, N(name), 0644, 0, 0, flags, &a, &fh));
+	if (ino) *ino = a.ino;
+	return fh;
+}
+static u64 open_(u64 ino, int flags)
+{
+	u64 fh;
+	OK(bfs_open(b, ino, flags, &fh));
+	return fh;
+}
+static void close_(u64 fh)
+{
+	OK(bfs_flush(b, fh, false));
+	OK(bfs_release(b, fh));
+}
+static void write_(u64 fh, u64 off, const void *p, size_t n) { IS(bfs_write(b, fh, off, p, n), n); }
+
+/* bytes that follow from a key, so that any part of a block can be checked */
+static void pattern(u64 key, u64 off, u8 *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		u64 x = (off + i) / 8 * 0x9E3779B97F4A7C15ull + key * 0xD1B54A32D192ED03ull;
+		x ^= x >> 29;
+		p[i] = (u8)(x >> ((off + i) % 8 * 8));
+	}
+}
+static u64 put(u64 dir, const char *name, u64 key, size_t n)
+{
+	static u8 *buf;
+	u64 ino, fh = create(dir, name, O_WRONLY | O_EXCL, &ino);
+	if (!buf) buf = malloc(80 << 20);
+	pattern(key, 0, buf, n);
+	for (size_t o = 0; o < n; o += 1 << 20) write_(fh, o, buf + o, n - o < 1 << 20 ? n - o : 1 << 20);
+	close_(fh);
+	return ino;
+}
+static bool there(u64 dir, const char *name)
+{
+	struct bfs_attr a;
+	int rc = bfs_lookup(b, dir, N(name), &a);
+	CHECK(!rc || rc == -ENOENT, "lookup %s: %s", name, text(rc));
+	return !rc;
+}
+static void check_block(u64 ino, u64 key, size_t n)
+{
+	u8 *got = malloc(n + 1), *want = malloc(n + 1);
+	u64 fh = open_(ino, O_RDONLY);
+	IS(bfs_read(b, fh, 0, got, n + 1), n);
+	pattern(key, 0, want, n);
+	CHECK(!memcmp(got, want, n), "block %llu", (unsigned long long)key);
+	OK(bfs_release(b, fh));
+	free(got);
+	free(want);
+}
+
+/* ---- one thing each ------------------------------------------------------------------------ */
+static void t_basic(void)
+{
+	u8 buf[20000], got[20001];
+	u64 ino, fh, fh2;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(1, 0, buf, sizeof buf);
+	fh = create(1, "f", O_RDWR | O_EXCL, &ino);
+	a = attr(ino);
+	CHECK(a.state == BFS_ST_NEW && a.cls == BFS_CLS_BLOCK && !a.size && a.owner == 1, "new: state %u cls %u", a.state, a.cls);
+	write_(fh, 0, buf, 5000);
+	CHECK(attr(ino).size == 5000, "size at once");
+	IS(bfs_read(b, fh, 0, got, sizeof got), 5000);
+	CHECK(!memcmp(got, buf, 5000), "read back");
+	IS(bfs_read(b, fh, 4990, got, 100), 10);
+	IS(bfs_read(b, fh, 5000, got, 100), 0);
+	write_(fh, 9000, buf + 9000, 1000); /* over a gap */
+	IS(bfs_read(b, fh, 4900, got, 4200), 4200);
+	for (int i = 100; i < 4100; i++) CHECK(!got[i], "gap isn't zero at %d", i);
+	CHECK(!memcmp(got, buf + 4900, 100) && !memcmp(got + 4100, buf + 9000, 100), "around the gap");
+	CHECK(there(1, "f"), "own host sees it");
+	close_(fh);
+	a = attr(ino);
+	CHECK(a.state == BFS_ST_SEALED && a.cls == BFS_CLS_BLOCK && a.size == 10000 && a.version == 1 && a.granules == 3 && !a.owner, "sealed: state %u cls %u size %llu v %u g %llu", a.state, a.cls,
+	      (unsigned long long)a.size, a.version, (unsigned long long)a.granules);
+	IS(bfs_write(b, fh, 0, buf, 1), -EBADF);
+	IS(bfs_release(b, fh), -EBADF);
+
+	/* reopening for writing alone changes nothing, writing does */
+	fh = open_(ino, O_RDWR);
+	OK(bfs_flush(b, fh, false));
+	CHECK(attr(ino).version == 1 && attr(ino).cls == BFS_CLS_BLOCK, "opened only");
+	fh2 = open_(ino, O_RDONLY);
+	write_(fh, 100, buf + 7000, 50);
+	a = attr(ino);
+	CHECK(a.state == BFS_ST_DIRTY && a.cls == BFS_CLS_ORDINARY, "dirty: state %u cls %u", a.state, a.cls);
+	IS(bfs_read(b, fh2, 100, got, 50), 50);
+	CHECK(!memcmp(got, buf + 7000, 50), "other descriptor sees it");
+	IS(bfs_write(b, fh2, 0, buf, 1), -EBADF);
+	close_(fh);
+	a = attr(ino);
+	CHECK(a.state == BFS_ST_SEALED && a.version == 2 && a.granules == 3, "sealed again: v %u g %llu", a.version, (unsigned long long)a.granules);
+	IS(bfs_read(b, fh2, 0, got, 10000), 10000);
+	memcpy(buf + 100, buf + 7000, 50);
+	memset(buf + 5000, 0, 4000);
+	CHECK(!memcmp(got, buf, 10000), "content after the second seal");
+	OK(bfs_release(b, fh2));
+
+	/* append, truncate at open, truncate by name */
+	fh = open_(ino, O_WRONLY | O_APPEND);
+	write_(fh, 3, "abc", 3);
+	CHECK(attr(ino).size == 10003, "append");
+	IS(bfs_read(b, fh, 0, got, 1), -EBADF);
+	close_(fh);
+	a.size = 4097;
+	OK(bfs_setattr(b, ino, BFS_SET_SIZE, &a, 0, &a));
+	CHECK(a.size == 4097 && a.state == BFS_ST_SEALED && a.granules == 2, "truncate: %llu state %u g %llu", (unsigned long long)a.size, a.state, (unsigned long long)a.granules);
+	a.size = 9000;
+	OK(bfs_setattr(b, ino, BFS_SET_SIZE, &a, 0, &a));
+	fh = open_(ino, O_RDONLY);
+	IS(bfs_read(b, fh, 0, got, sizeof got), 9000);
+	CHECK(!memcmp(got, buf, 4097), "what was kept");
+	for (int i = 4097; i < 9000; i++) CHECK(!got[i], "old byte %d came back", i);
+	OK(bfs_release(b, fh));
+	fh = open_(ino, O_WRONLY | O_TRUNC);
+	CHECK(!attr(ino).size, "O_TRUNC");
+	close_(fh);
+	CHECK(!attr(ino).granules, "O_TRUNC keeps %llu granules", (unsigned long long)attr(ino).granules);
+
+	/* create what exists */
+	IS(bfs_create(b, 1, N("f"), 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh), -EEXIST);
+	OK(bfs_create(b, 1, N("f"), 0644, 0, 0, O_WRONLY, &a, &fh));
+	CHECK(a.ino == ino, "same file");
+	close_(fh);
+	OK(bfs_mkdir(b, 1, N("d"), 0755, 0, 0, &a));
+	IS(bfs_create(b, 1, N("d"), 0644, 0, 0, O_WRONLY, &a, &fh), -EISDIR);
+	IS(bfs_open(b, a.ino, O_RDONLY, &fh), -EISDIR);
+
+	/* times: utimes before close wins, a later write wins */
+	fh = create(1, "t", O_WRONLY, &ino);
+	write_(fh, 0, buf, 10);
+	a.mtime_ns = 1234567890123456789ll;
+	OK(bfs_setattr(b, ino, BFS_SET_MTIME, &a, fh, &a));
+	CHECK(a.mtime_ns == 1234567890123456789ll, "utimes on an open file: %lld", (long long)a.mtime_ns);
+	close_(fh);
+	CHECK(attr(ino).mtime_ns == 1234567890123456789ll, "the seal has changed the mtime");
+	fh = open_(ino, O_WRONLY);
+	write_(fh, 0, buf, 10);
+	CHECK(attr(ino).mtime_ns > 1234567890123456789ll, "mtime of a write");
+	close_(fh);
+	CHECK(attr(ino).mtime_ns > 1234567890123456789ll, "mtime after the seal");
+	check_space();
+	drop_pool();
+}
+
+static void t_unlink(void)
+{
+	u8 buf[9000], got[9000];
+	u64 ino, fh, rd_, used;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(3, 0, buf, sizeof buf);
+	for (int sealed = 0; sealed < 2; sealed++) {
+		used = st().used_granules;
+		fh = create(1, "f", O_RDWR, &ino);
+		write_(fh, 0, buf, sizeof buf);
+		if (sealed) OK(bfs_flush(b, fh, false));
+		rd_ = open_(ino, O_RDONLY);
+		OK(bfs_unlink(b, 1, N("f")));
+		CHECK(!there(1, "f"), "unlinked");
+		CHECK(attr(ino).nlink == 0, "nlink");
+		IS(bfs_read(b, rd_, 0, got, sizeof got), sizeof got);
+		CHECK(!memcmp(got, buf, sizeof got), "unlinked data");
+		write_(fh, 100, "zz", 2); /* still a file */
+		IS(bfs_read(b, rd_, 100, got, 2), 2);
+		CHECK(!memcmp(got, "zz", 2), "write after unlink");
+		OK(bfs_flush(b, fh, false));
+		CHECK(st().norphans == 1, "orphan");
+		OK(bfs_release(b, fh));
+		CHECK(st().norphans == 1, "orphan while a reader is there");
+		OK(bfs_release(b, rd_));
+		CHECK(st().norphans == 0, "orphan freed");
+		IS(bfs_getattr(b, ino, &a), -ESTALE);
+		CHECK(st().used_granules == used, "space comes back: %llu", (unsigned long long)st().used_granules);
+		check_space();
+	}
+	/* the same, ended by a crash */
+	fh = create(1, "g", O_RDWR, &ino);
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_unlink(b, 1, N("g")));
+	OK(bfs_tick(b));
+	detach(false);
+	attach();
+	CHECK(st().norphans == 0 && st().nunsealed == 0, "orphans after a crash");
+	check_space();
+	drop_pool();
+}
+
+static void t_crash(void)
+{
+	u8 buf[100000], got[100000];
+	u64 n1, n2, n3, n4, n5, n6, fh;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(5, 0, buf, sizeof buf);
+	fh = create(1, "new", O_RDWR, &n1);
+	write_(fh, 0, buf, 5000);
+	fh = create(1, "synced", O_RDWR, &n2);
+	write_(fh, 0, buf, 50000);
+	OK(bfs_fsync(b, fh));
+	fh = create(1, "sync+write", O_RDWR, &n3);
+	write_(fh, 0, buf, 5000);
+	OK(bfs_fsync(b, fh));
+	write_(fh, 5000, buf + 5000, 30000);
+	write_(fh, 10, buf, 10);
+	n4 = put(1, "sealed", 5, 70000);
+	n5 = put(1, "dirty", 5, 70000);
+	fh = open_(n5, O_RDWR);
+	write_(fh, 1000, buf, 100);
+	write_(fh, 69000, buf, 2000);
+	fh = create(1, "closed+fork", O_RDWR, &n6); /* a duplicate goes on after the first close */
+	write_(fh, 0, buf, 100);
+	OK(bfs_flush(b, fh, false));
+	write_(fh, 100, buf + 100, 100);
+	CHECK(attr(n6).cls == BFS_CLS_BLOCK && attr(n6).state == BFS_ST_DIRTY, "class of a first writing that goes on: %u", attr(n6).cls);
+	for (int crash = 0; crash < 2; crash++) {
+		detach(crash); /* first a crash, then nothing is open: a clean one */
+		attach();
+		CHECK(!there(1, "new"), "never closed");
+		IS(bfs_getattr(b, n1, &a), -ESTALE);
+		a = attr(n2);
+		CHECK(a.size == 50000 && a.state == BFS_ST_SEALED && !(a.flags & BFS_OF_UNVERIFIED), "synced");
+		check_block(n2, 5, 50000);
+		a = attr(n3);
+		CHECK(a.size == 35000 && a.state == BFS_ST_SEALED && a.flags & BFS_OF_UNVERIFIED, "sync+write: size %llu flags %u", (unsigned long long)a.size, a.flags);
+		fh = open_(n3, O_RDONLY);
+		IS(bfs_read(b, fh, 0, got, sizeof got), 35000);
+		CHECK(!memcmp(got + 20, buf + 20, 34980) && !memcmp(got + 10, buf, 10), "sync+write: content");
+		OK(bfs_release(b, fh));
+		check_block(n4, 5, 70000);
+		a = attr(n5);
+		CHECK(a.size == 71000 && a.state == BFS_ST_SEALED && a.flags & BFS_OF_UNVERIFIED, "dirty: size %llu flags %u", (unsigned long long)a.size, a.flags);
+		fh = open_(n5, O_RDONLY);
+		IS(bfs_read(b, fh, 0, got, sizeof got), 71000);
+		CHECK(!memcmp(got, buf, 1000) && !memcmp(got + 1000, buf, 100) && !memcmp(got + 1100, buf + 1100, 67900) && !memcmp(got + 69000, buf, 2000), "dirty: content");
+		OK(bfs_release(b, fh));
+		CHECK(attr(n6).size == 200 && attr(n6).flags & BFS_OF_UNVERIFIED, "closed+fork");
+		CHECK(st().nunsealed == 0, "unsealed");
+		check_space();
+	}
+	/* written anew from the start it is verified again */
+	fh = open_(n5, O_WRONLY | O_TRUNC);
+	write_(fh, 0, buf, 1000);
+	close_(fh);
+	CHECK(!(attr(n5).flags & BFS_OF_UNVERIFIED), "unverified for ever");
+	check_block(n5, 5, 1000);
+	drop_pool();
+}
+
+static void t_killed(void)
+{
+	u8 buf[9000];
+	u64 ino, fh, rd_;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(7, 0, buf, sizeof buf);
+	fh = create(1, "f", O_RDWR, &ino);
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	a = attr(ino);
+	CHECK(a.state == BFS_ST_ABANDONED && a.size == sizeof buf && a.granules == 3, "abandoned: state %u size %llu g %llu", a.state, (unsigned long long)a.size, (unsigned long long)a.granules);
+	check_block(ino, 7, sizeof buf);
+	detach(false);
+	attach();
+	CHECK(attr(ino).state == BFS_ST_ABANDONED, "abandoned stays so");
+	check_block(ino, 7, sizeof buf);
+	/* who opens it for reading keeps O_EXCL out, else the name is free */
+	rd_ = open_(ino, O_RDONLY);
+	IS(bfs_create(b, 1, N("f"), 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh), -EEXIST);
+	OK(bfs_release(b, rd_));
+	OK(bfs_create(b, 1, N("f"), 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh));
+	CHECK(a.ino != ino, "replaced");
+	ino = a.ino;
+	write_(fh, 0, buf, 100);
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	/* somebody takes it up again */
+	fh = open_(ino, O_WRONLY);
+	write_(fh, 100, buf + 100, 100);
+	CHECK(attr(ino).state == BFS_ST_NEW, "taken up: state %u", attr(ino).state);
+	close_(fh);
+	CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).size == 200, "and sealed");
+	check_block(ino, 7, 200);
+	/* a kill in a later writing seals as usual */
+	fh = open_(ino, O_WRONLY);
+	write_(fh, 200, buf + 200, 100);
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).size == 300, "killed in a rewriting");
+	/* first to go */
+	u64 old = put(1, "old", 8, 100000);
+	fh = create(1, "tmp", O_RDWR, &ino);
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	u64 freed;
+	OK(bfs_evict(b, 1, &freed));
+	CHECK(!there(1, "tmp") && there(1, "old"), "abandoned first");
+	check_block(old, 8, 100000);
+	detach(true);
+	/* publish=close */
+	opts.publish_close = true;
+	attach();
+	fh = create(1, "p", O_RDWR, &ino);
+	write_(fh, 0, buf, sizeof buf);
+	CHECK(!there(1, "p"), "hidden until close");
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	IS(bfs_getattr(b, ino, &a), -ESTALE);
+	ino = put(1, "p", 9, 5000);
+	CHECK(there(1, "p"), "shown after close");
+	check_space();
+	drop_pool();
+}
+
+static void t_sparse(void)
+{
+	u8 buf[5000], got[10000];
+	u64 ino, fh, tib = 1ull << 40;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(11, 0, buf, sizeof buf);
+	fh = create(1, "s", O_RDWR, &ino);
+	a.size = tib;
+	OK(bfs_setattr(b, ino, BFS_SET_SIZE, &a, fh, &a));
+	CHECK(a.size == tib && !a.granules, "1 TiB of hole");
+	write_(fh, tib - 5000, buf, 5000);
+	write_(fh, tib / 2 + 100, buf, 3000);
+	IS(bfs_read(b, fh, tib / 2, got, 10000), 10000);
+	for (int i = 0; i < 10000; i++) CHECK(got[i] == (i >= 100 && i < 3100 ? buf[i - 100] : 0), "byte %d", i);
+	close_(fh);
+	CHECK(attr(ino).granules == 3, "%llu granules", (unsigned long long)attr(ino).granules);
+	detach(true);
+	attach();
+	fh = open_(ino, O_RDWR);
+	IS(bfs_read(b, fh, tib - 5000, got, 10000), 5000);
+	CHECK(!memcmp(got, buf, 5000), "end of 1 TiB");
+	IS(bfs_read(b, fh, 0, got, 10000), 10000);
+	for (int i = 0; i < 10000; i++) CHECK(!got[i], "hole");
+	write_(fh, 12345678, buf, 100);
+	close_(fh);
+	CHECK(attr(ino).granules == 4, "%llu granules", (unsigned long long)attr(ino).granules);
+	fh = open_(ino, O_RDONLY);
+	IS(bfs_read(b, fh, tib / 2 + 100, got, 3000), 3000);
+	CHECK(!memcmp(got, buf, 3000), "middle after the reseal");
+	OK(bfs_release(b, fh));
+	a.size = 100;
+	OK(bfs_setattr(b, ino, BFS_SET_SIZE, &a, 0, &a));
+	CHECK(!a.granules, "truncated");
+	fh = open_(ino, O_RDWR);
+	IS(bfs_write(b, fh, 1ull << 50, buf, 1), -EFBIG);
+	close_(fh);
+	printf("   %llu of %llu metadata pages\n", (unsigned long long)st().meta_pages_used, (unsigned long long)st().meta_pages);
+	drop_pool();
+}
+
+static void t_corrupt(void)
+{
+	u64 ino, fh;
+	u8 *buf = malloc(1 << 20);
+	struct bfs_extent e[4];
+	make_pool(64, 0);
+	for (int verify = BFS_VERIFY_FIRST; verify <= BFS_VERIFY_OFF; verify++) {
+		opts.verify = verify;
+		detach(true);
+		attach();
+		char name[16];
+		snprintf(name, sizeof name, "c%d", verify);
+		ino = put(1, name, 13, 700000);
+		detach(true);
+		attach();
+		IS(bfs_extents(b, ino, e, 4), 1);
+		u8 *p = mem.base + b->sb.data_off + BFS_GIDX(e[0].addr) * BFS_GRANULE;
+		p[300001] ^= 4;
+		u64 before = st().corrupt;
+		fh = open_(ino, O_RDONLY);
+		IS(bfs_read(b, fh, 0, buf, 1000), 1000);
+		IS(bfs_read(b, fh, 300000, buf, 1000), verify == BFS_VERIFY_OFF ? 1000 : -EIO);
+		IS(bfs_read(b, fh, 0, buf, 700000), verify == BFS_VERIFY_OFF ? 700000 : -EIO);
+		CHECK(st().corrupt == before + (verify == BFS_VERIFY_OFF ? 0 : 2), "counter");
+		IS(bfs_read(b, fh, 600000, buf, 1000), 1000);
+		IS(fl_read_ino(b, ino, 300000, buf, 10), verify == BFS_VERIFY_OFF ? 10 : -EIO);
+		IS(fl_read_ino(b, ino, 600000, buf, 10), 10);
+		OK(bfs_release(b, fh));
+		if (verify != BFS_VERIFY_OFF) { /* a rewrite of a part doesn't bless the rest of the chunk */
+			fh = open_(ino, O_RDWR);
+			IS(bfs_write(b, fh, 300500, "x", 1), -EIO);
+			close_(fh);
+		}
+		p[300001] ^= 4;
+		check_block(ino, 13, 700000);
+		/* verified once: damage that comes later is seen by `always` only */
+		p[300001] ^= 4;
+		fh = open_(ino, O_RDONLY);
+		IS(bfs_read(b, fh, 300000, buf, 1000), verify == BFS_VERIFY_ALWAYS ? -EIO : 1000);
+		OK(bfs_release(b, fh));
+		p[300001] ^= 4;
+	}
+	free(buf);
+	drop_pool();
+}
+
+/* A granule that answers with an error: EIO, listed as bad, never used again. */
+static const u8 *sick;
+static int sick_out(struct bfs_mem *m, void *d, const void *p, size_t n)
+{
+	const u8 *from = p;
+	return from < sick + 4096 && sick < from + n ? -EIO : bfs_ops_coherent.copy_out(m, d, p, n);
+}
+static void t_bad(void)
+{
+	struct bfs_mem_ops ops = bfs_ops_coherent;
+	struct bfs_extent e[64];
+	struct bfs_attr a;
+	u8 *buf = malloc(1 << 20);
+	u64 ino, fh;
+	char name[32];
+	make_pool(64, 0);
+	ops.copy_out = sick_out;
+	mem.ops = &ops;
+	mem.coherent = true;
+	ino = put(1, "f", 1, 800000);
+	IS(bfs_extents(b, ino, e, 4), 1);
+	u64 addr = e[0].addr + 70;
+	sick = mem.base + b->sb.data_off + BFS_GIDX(addr) * BFS_GRANULE;
+	fh = open_(ino, O_RDONLY);
+	IS(bfs_read(b, fh, 280000, buf, 20000), -EIO);
+	IS(bfs_read(b, fh, 0, buf, 800000), -EIO);
+	IS(bfs_read(b, fh, 600000, buf, 20000), 20000);
+	OK(bfs_tick(b));
+	fl_tick(b);
+	CHECK(st().bad_granules == 1, "%llu bad", (unsigned long long)st().bad_granules);
+	check_space();
+	OK(bfs_release(b, fh));
+	OK(bfs_unlink(b, 1, N("f")));
+	for (int i = 0; i < 3; i++) settle();
+	CHECK(st().bad_granules == 1 && st().used_granules == 0 && st().quarantined_granules == 0, "freed: %llu used, %llu waiting", (unsigned long long)st().used_granules, (unsigned long long)st().quarantined_granules);
+	check_space();
+	for (int i = 0;; i++) {
+		snprintf(name, sizeof name, "x%d", i);
+		OK(bfs_create(b, 1, N(name), 0644, 0, 0, O_WRONLY, &a, &fh));
+		ssize_t k = bfs_write(b, fh, 0, buf, 700000);
+		CHECK(k == 700000, "write: %s", text(k));
+		close_(fh);
+		int n = bfs_extents(b, a.ino, e, 64);
+		for (int j = 0; j < n; j++) CHECK(addr < e[j].addr || addr >= e[j].addr + e[j].len, "given away again");
+		if (st().evicted_blocks > 100) break;
+	}
+	check_space();
+	detach(true);
+	attach();
+	CHECK(st().bad_granules == 1, "after a mount");
+	sick = NULL;
+	mem.ops = &bfs_ops_coherent;
+	free(buf);
+	drop_pool();
+}
+
+/* ---- batches ------------------------------------------------------------------------------------ */
+static void t_batch(void)
+{
+	u64 ino, ino2, fh, fh2;
+	u8 buf[5000], got[5000];
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(17, 0, buf, sizeof buf);
+	fh = create(1, "f", O_RDWR, &ino);
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_batch_begin(b));
+	fh2 = create(1, "g", O_RDWR, &ino2);
+	IS(bfs_write(b, fh2, 0, buf, 10), -EBUSY); /* no room granted yet */
+	OK(bfs_flush(b, fh, false));
+	CHECK(attr(ino).state == BFS_ST_NEW, "sealed outside of the batch already");
+	OK(bfs_batch_abort(b));
+	CHECK(!there(1, "g"), "aborted create");
+	IS(bfs_write(b, fh2, 0, buf, 10), -ESTALE);
+	OK(bfs_release(b, fh2));
+	CHECK(attr(ino).state == BFS_ST_NEW && attr(ino).size == 5000, "aborted seal: state %u size %llu", attr(ino).state, (unsigned long long)attr(ino).size);
+	IS(bfs_read(b, fh, 0, got, sizeof got), 5000);
+	CHECK(!memcmp(buf, got, sizeof got), "content after the abort");
+	write_(fh, 5000, buf, 100);
+	CHECK(attr(ino).state == BFS_ST_NEW, "still new");
+	OK(bfs_batch_begin(b));
+	fh2 = create(1, "h", O_RDWR, &ino2);
+	OK(bfs_rename(b, 1, N("f"), 1, N("f2"), 0));
+	OK(bfs_flush(b, fh2, false));
+	OK(bfs_batch_commit(b));
+	CHECK(there(1, "f2") && there(1, "h") && attr(ino).state == BFS_ST_SEALED && attr(ino2).state == BFS_ST_SEALED, "committed");
+	CHECK(attr(ino).size == 5100, "size");
+	close_(fh);
+	close_(fh2);
+	OK(bfs_lookup(b, 1, N("h"), &a));
+	check_space();
+	drop_pool();
+}
+
+/* ---- random operations against a model ------------------------------------------------------------- */
+#define MSIZE (3u << 20)
+struct mfile {
+	bool exists; /* has a name */
+	bool sealed, promised, dirty; /* once; synced or closed; written since */
+	u64 ino, fh[3];
+	int flags[3];
+	size_t size;
+	u8 *data;
+	char name[16];
+};
+
+static void m_check(struct mfile *f, u64 fh, struct rng *r)
+{
+	static u8 *got;
+	if (!got) got = malloc(MSIZE + 10);
+	u64 off = below(r, 3) ? 0 : below(r, (u32)f->size + 10);
+	size_t n = below(r, 3) ? MSIZE : below(r, 300000), want = off >= f->size ? 0 : f->size - off < n ? f->size - off : n;
+	ssize_t k = bfs_read(b, fh, off, got, n);
+	CHECK(k == (ssize_t)want, "%s: read of %zu at %llu of %zu: %s", f->name, n, (unsigned long long)off, f->size, text(k));
+	for (size_t i = 0; i < want; i++) CHECK(got[i] == f->data[off + i], "%s (ino %llx): byte %llu of %zu is %02x, not %02x", f->name, (unsigned long long)f->ino, (unsigned long long)(off + i), f->size, got[i], f->data[off + i]);
+}
+
+static void m_size(struct mfile *f, size_t n)
+{
+	if (n < f->size) memset(f->data + n, 0, f->size - n);
+	f->size = n;
+}
+
+static void m_closed(struct mfile *f)
+{
+	bool w = false;
+	for (int i = 0; i < 3; i++) w |= f->fh[i] && (f->flags[i] & O_ACCMODE) != O_RDONLY;
+	f->promised = true, f->dirty = false;
+	if (!w) f->sealed = true;
+}
+
+static void t_model(void)
+{
+	enum { F = 12 };
+	static struct mfile f[F];
+	struct rng r = {seed * 77777 + 3};
+	static u8 buf[400000];
+	int ops = env("OPS", 6000), verbose = env("VERBOSE", 0);
+	make_pool_rg(96, 0, 256);
+	opts.verify = (int)(seed % 2);
+	for (int i = 0; i < F; i++) {
+		memset(&f[i], 0, sizeof f[i]);
+		f[i].data = calloc(1, MSIZE + 1);
+		snprintf(f[i].name, sizeof f[i].name, "m%d", i);
+	}
+	for (int op = 0; op < ops; op++) {
+		struct mfile *m = &f[below(&r, F)];
+		int what = (int)below(&r, 100), h = (int)below(&r, 3);
+		u64 fh = m->fh[h];
+		bool w = fh && (m->flags[h] & O_ACCMODE) != O_RDONLY, rd_ = fh && (m->flags[h] & O_ACCMODE) != O_WRONLY, any = m->fh[0] || m->fh[1] || m->fh[2];
+		if (verbose) printf("%d: %s what %d h %d fh %llx size %zu\n", op, m->name, what, h, (unsigned long long)fh, m->size);
+		if (!m->exists && !any) {
+			struct bfs_attr a;
+			m->flags[0] = (int[]){O_RDWR, O_WRONLY}[below(&r, 2)] | (below(&r, 4) ? 0 : O_APPEND);
+			OK(bfs_create(b, 1, N(m->name), 0644, 0, 0, m->flags[0] | O_EXCL, &a, &m->fh[0]));
+			m->ino = a.ino, m->exists = true, m->sealed = m->promised = m->dirty = false;
+			m_size(m, 0);
+		} else if (what < 30 && w) {
+			size_t n = below(&r, 4) ? below(&r, 9000) + 1 : below(&r, sizeof buf) + 1;
+			u64 off = below(&r, 3) ? (below(&r, 2) ? m->size : below(&r, (u32)m->size + 1)) : below(&r, MSIZE);
+			if (m->flags[h] & O_APPEND) off = m->size;
+			if (off + n > MSIZE) continue;
+			pattern(rnd(&r), 0, buf, n);
+			if (off > m->size) memset(m->data + m->size, 0, off - m->size);
+			write_(fh, m->flags[h] & O_APPEND ? 7 : off, buf, n);
+			memcpy(m->data + off, buf, n);
+			if (off + n > m->size) m->size = off + n;
+			m->dirty = true, m->sealed = m->sealed && 1;
+		} else if (what < 50 && rd_) {
+			m_check(m, fh, &r);
+		} else if (what < 56 && w) {
+			size_t n = below(&r, 3) ? below(&r, (u32)m->size + 1) : below(&r, MSIZE);
+			struct bfs_attr a = {.size = n};
+			OK(bfs_setattr(b, m->ino, BFS_SET_SIZE, &a, fh, &a));
+			CHECK(a.size == n, "size after truncate");
+			m_size(m, n);
+			m->dirty = true;
+		} else if (what < 58 && m->exists) { /* truncate(2) */
+			size_t n = below(&r, MSIZE);
+			struct bfs_attr a = {.size = n};
+			bool others = false;
+			for (int i = 0; i < 3; i++) others |= m->fh[i] && (m->flags[i] & O_ACCMODE) != O_RDONLY;
+			OK(bfs_setattr(b, m->ino, BFS_SET_SIZE, &a, 0, &a));
+			m_size(m, n);
+			m->dirty = true;
+			if (!others) m_closed(m);
+		} else if (what < 63 && w) {
+			OK(bfs_fsync(b, fh));
+			m->promised = true;
+		} else if (what < 66 && w) {
+			OK(bfs_reserve(b, fh, below(&r, MSIZE)));
+		} else if (what < 75 && fh) { /* close */
+			OK(bfs_flush(b, fh, false));
+			if (below(&r, 8)) {
+				OK(bfs_release(b, fh));
+				m->fh[h] = 0;
+			}
+			if (w) m_closed(m);
+		} else if (what < 88 && !fh && m->exists) {
+			m->flags[h] = (int[]){O_RDWR, O_WRONLY, O_RDONLY}[below(&r, 3)] | (below(&r, 6) ? 0 : O_APPEND);
+			bool trunc = (m->flags[h] & O_ACCMODE) != O_RDONLY && !below(&r, 8);
+			m->fh[h] = open_(m->ino, m->flags[h] | (trunc ? O_TRUNC : 0));
+			if (trunc) m_size(m, 0), m->dirty = true;
+		} else if (what < 90 && m->exists) {
+			OK(bfs_unlink(b, 1, N(m->name)));
+			m->exists = false;
+		} else if (what < 92 && m->exists) {
+			char to[16];
+			snprintf(to, sizeof to, "r%d", op);
+			OK(bfs_rename(b, 1, N(m->name), 1, N(to), 0));
+			memcpy(m->name, to, sizeof to);
+			m->promised = m->sealed = true; /* forces the seal */
+			m->dirty = false;
+		} else if (what < 94) {
+			OK(bfs_tick(b));
+		} else if (what == 94 || what == 95) {
+			struct bfs_attr a = m->exists ? attr(m->ino) : (struct bfs_attr){.size = m->size};
+			CHECK(a.size == m->size, "%s: size %llu, model %zu", m->name, (unsigned long long)a.size, m->size);
+		} else if (what == 96) {
+			check_space();
+			fsck(); /* between two calls a pool in use has nothing to hide either */
+		} else if (what == 97 && !below(&r, 6)) { /* crash or clean end */
+			detach(below(&r, 2));
+			attach();
+			check_space();
+			for (int i = 0; i < F; i++) {
+				memset(f[i].fh, 0, sizeof f[i].fh);
+				bool kept = f[i].exists && (f[i].sealed || f[i].promised);
+				CHECK(there(1, f[i].name) == kept, "%s after the crash: %s", f[i].name, kept ? "gone" : "there");
+				f[i].exists = kept;
+				if (!kept) {
+					m_size(&f[i], 0);
+					continue;
+				}
+				struct bfs_attr a = attr(f[i].ino);
+				CHECK(a.state == BFS_ST_SEALED && a.size == f[i].size, "%s: state %u size %llu, model %zu", f[i].name, a.state, (unsigned long long)a.size, f[i].size);
+				f[i].sealed = true, f[i].dirty = false;
+				u64 x = open_(f[i].ino, O_RDONLY);
+				m_check(&f[i], x, &r);
+				OK(bfs_release(b, x));
+			}
+		}
+	}
+	for (int i = 0; i < F; i++) {
+		for (int h = 0; h < 3; h++)
+			if (f[i].fh[h]) close_(f[i].fh[h]);
+		free(f[i].data);
+	}
+	CHECK(!st().nunsealed && !st().norphans && !st().open_files, "left over");
+	check_space();
+	drop_pool();
+}
+
+/* ---- the allocator alone ------------------------------------------------------------------------------ */
+static void t_alloc(void)
+{
+	enum { L = 600 };
+	static struct extent live[L];
+	static u8 owner[40000];
+	struct rng r = {seed * 991 + 17};
+	int ops = env("OPS", 20000), nlive = 0;
+	u64 left_over = 0;
+	make_pool_rg(100, 256, 512);
+	u64 total = b->sb.data_granules;
+	CHECK(total < sizeof owner, "model too small");
+	memset(owner, 0, sizeof owner); /* 1 live, 2 quarantine */
+	for (int op = 0; op < ops; op++) {
+		struct txn *t;
+		struct extent e[16], was[L];
+		static u8 copy[sizeof owner];
+		int n_was = nlive, steps = 1 + (int)below(&r, 6);
+		bool abort_ = !below(&r, 6), reclaimed = false;
+		memcpy(was, live, sizeof was);
+		memcpy(copy, owner, sizeof copy);
+		OK(op_begin(b, &t));
+		for (int s = 0; s < steps; s++) {
+			int what = (int)below(&r, 10);
+			if (what < 5 && nlive + 16 < L) {
+				u64 n = below(&r, 3) ? below(&r, 40) + 1 : below(&r, 10) ? below(&r, 700) + 1 : below(&r, 2000) + 1;
+				int max = below(&r, 2) ? 1 : 16, k = al_alloc(t, n, 4711, e, max);
+				if (k == -ENOSPC) {
+					u64 fr = total - t->root->granules_used - t->root->granules_quar, run = 0, best = 0;
+					if (max > 1 && n <= 16) CHECK(fr < n, "%llu of %llu free, no room for %llu", (unsigned long long)fr, (unsigned long long)total, (unsigned long long)n);
+					for (u64 i = 0; i < total; i++) run = owner[i] ? 0 : run + 1, best = run > best ? run : best;
+					if (n <= 512) CHECK(best < n, "a run of %llu, no room for %llu", (unsigned long long)best, (unsigned long long)n);
+					continue;
+				}
+				CHECK(k > 0, "alloc: %s", text(k));
+				u64 sum = 0;
+				for (int i = 0; i < k; i++) {
+					sum += e[i].len;
+					for (u64 g = BFS_GIDX(e[i].addr); g < BFS_GIDX(e[i].addr) + e[i].len; g++) {
+						CHECK(g < total && !owner[g], "granule %llu given twice (%u)", (unsigned long long)g, owner[g]);
+						owner[g] = 1;
+					}
+					live[nlive++] = e[i];
+				}
+				CHECK(sum == n, "asked %llu, got %llu", (unsigned long long)n, (unsigned long long)sum);
+			} else if (what < 9 && nlive) {
+				int k = (int)below(&r, (u32)nlive);
+				struct extent x = live[k];
+				if (what == 8) {
+					u32 more = below(&r, 50) + 1, got = al_grow(t, x.addr, x.len, 1, more, 4711);
+					CHECK(got <= more, "grew by %u of %u", got, more);
+					for (u32 g = 0; g < got; g++) {
+						CHECK(!owner[BFS_GIDX(x.addr) + x.len + g], "grew into something");
+						owner[BFS_GIDX(x.addr) + x.len + g] = 1;
+					}
+					live[k].len += got;
+					continue;
+				}
+				u32 from = x.len > 2 && nlive + 2 < L && !below(&r, 4) ? below(&r, x.len) : 0, len = from ? below(&r, x.len - from) + 1 : x.len;
+				bool quar = below(&r, 2);
+				OK(quar ? al_free(t, x.addr + from, len) : al_unwind(t, x.addr + from, len));
+				memset(owner + BFS_GIDX(x.addr) + from, quar ? 2 : 0, len);
+				live[k] = live[--nlive];
+				if (from) live[nlive++] = (struct extent){x.addr, from};
+				if (from + len < x.len) live[nlive++] = (struct extent){x.addr + from + len, x.len - from - len};
+			} else if (what == 9 && !reclaimed) {
+				int got = al_reclaim(t);
+				CHECK(got >= 0, "reclaim: %s", text(got));
+				reclaimed = true;
+				if (!got) continue;
+				/* what this transaction has freed itself isn't among it: ask the records */
+				struct bfs_rec rec[64];
+				struct bfs_key k = KEY(BFS_T(BFS_T_QUAR, 0), 0, 0);
+				int n;
+				u64 gone = 0;
+				for (u64 g = 0; g < total; g++) owner[g] = owner[g] == 2 ? 3 : owner[g];
+				while ((n = bt_range(tview(t), k, rec, 64)) > 0)
+					for (int i = 0; i < n; i++) {
+						memset(owner + BFS_GIDX(rec[i].k.c), 2, rec[i].x);
+						k.b = rec[i].k.b, k.c = rec[i].k.c + 1;
+					}
+				for (u64 g = 0; g < total; g++)
+					if (owner[g] == 3) owner[g] = 0, gone++;
+				CHECK(gone == (u64)got, "reclaimed %d, records say %llu", got, (unsigned long long)gone);
+			}
+		}
+		IS(op_end(b, t, abort_ ? -ECANCELED : 0), abort_ ? -ECANCELED : 0);
+		if (abort_) {
+			memcpy(live, was, sizeof live);
+			memcpy(owner, copy, sizeof owner);
+			nlive = n_was;
+		}
+		if (!below(&r, 20)) OK(bfs_apply_scan(b));
+		if (!below(&r, 200)) {
+			u64 x[4] = {0}, run = 0, best = 0;
+			for (u64 i = 0; i < total; i++) x[owner[i]]++, run = owner[i] ? 0 : run + 1, best = run > best ? run : best;
+			check_space();
+			struct bfs_stat s = st();
+			CHECK(s.used_granules == x[1] && s.quarantined_granules == x[2], "used %llu/%llu, quarantine %llu/%llu", (unsigned long long)s.used_granules, (unsigned long long)x[1], (unsigned long long)s.quarantined_granules, (unsigned long long)x[2]);
+			if (best > 512) best = 512;
+			CHECK(s.largest_free_granules == best, "largest %llu, is %llu", (unsigned long long)s.largest_free_granules, (unsigned long long)best);
+		}
+		if (!below(&r, 500)) { /* leadership given up and taken again: nothing in memory is trusted */
+			detach(false);
+			attach();
+		}
+		left_over = (u64)nlive;
+	}
+	/* all back, in one go, and everything is one run again */
+	struct txn *t;
+	OK(op_begin(b, &t));
+	for (int i = 0; i < nlive; i++) OK(al_free(t, live[i].addr, live[i].len));
+	OK(op_end(b, t, 0));
+	for (int i = 0; i < 30; i++) OK(bfs_tick(b));
+	CHECK(st().used_granules == 0 && st().quarantined_granules == 0, "not empty: %llu, %llu", (unsigned long long)st().used_granules, (unsigned long long)st().quarantined_granules);
+	CHECK(st().largest_free_granules == 512, "largest %llu", (unsigned long long)st().largest_free_granules);
+	(void)left_over;
+	drop_pool();
+}
+
+/* ---- how full a pool gets --------------------------------------------------------------------------------- */
+struct fill { u64 payload, files, extents, pieces; };
+static struct fill measure(u64 dir)
+{
+	static struct bfs_dirent d[256];
+	struct bfs_extent e[64];
+	struct fill x = {0};
+	u64 after = 0;
+	int n;
+	while ((n = bfs_readdir(b, dir, after, d, 256)) > 0)
+		for (int i = 0; i < n; i++) {
+			after = d[i].cookie;
+			int k = bfs_extents(b, d[i].ino, e, 64);
+			if (k < 0) continue;
+			x.payload += attr(d[i].ino).size, x.files++, x.extents += (u64)k, x.pieces += k > 1;
+		}
+	CHECK(n == 0, "readdir: %s", text(n));
+	return x;
+}
+
+static int put_sized(u64 dir, u32 i, size_t n)
+{
+	struct bfs_attr a;
+	char name[32];
+	u64 fh;
+	snprintf(name, sizeof name, "b%u", i);
+	int rc = bfs_create(b, dir, N(name), 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh);
+	if (rc) return rc;
+	static u8 *zero;
+	if (!zero) zero = calloc(1, 80 << 20);
+	memcpy(zero, &i, 4), memcpy(zero + n - 4, &i, 4);
+	ssize_t k = bfs_write(b, fh, 0, zero, n);
+	memset(zero + n - 4, 0, 4);
+	if (k < 0) rc = (int)k;
+	else CHECK(k == (ssize_t)n, "short write");
+	if (rc) bfs_unlink(b, dir, N(name));
+	OK(bfs_flush(b, fh, false));
+	OK(bfs_release(b, fh));
+	return rc;
+}
+
+/* Sizes change, and what is used again is anybody's guess: regions don't empty by themselves. */
+static void t_frag(void)
+{
+	enum { LIVE = 4000 };
+	static u64 ino[LIVE];
+	static const size_t sizes[] = {2560 << 10, 1 << 20, 3400 << 10, 640 << 10, 0, 5 << 20, 2560 << 10};
+	struct rng r = {seed * 31 + 7};
+	u32 n = 0;
+	make_pool((u32)env("MIB", 768), 16384);
+	u64 dir = mkdir_("d"), total = b->sb.data_granules * BFS_GRANULE;
+	for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+		u64 sum = 0;
+		u32 many = 0;
+		double t0 = now();
+		while (sum < total * 3 / 2) {
+			size_t len = sizes[s] ? sizes[s] : (64u << 10) + below(&r, 3 << 20); /* 0: any */
+			int rc = put_sized(dir, n, len);
+			CHECK(!rc, "put of %zu: %s", len, text(rc));
+			struct bfs_attr a;
+			char name[32];
+			snprintf(name, sizeof name, "b%u", n);
+			OK(bfs_lookup(b, dir, N(name), &a));
+			ino[n++ % LIVE] = a.ino;
+			for (int k = 0; k < 6; k++) bfs_touch(b, ino[below(&r, n < LIVE ? n : LIVE)]);
+			if (!below(&r, 16)) OK(bfs_tick(b));
+			sum += len, many++;
+		}
+		struct fill x = measure(dir);
+		printf("   %7zu bytes: %.2f %%, %llu files, %llu in pieces, %.0f us a put\n", sizes[s], 100.0 * (double)x.payload / (double)total, (unsigned long long)x.files, (unsigned long long)x.pieces, 1e6 * (now() - t0) / many);
+		CHECK(x.payload >= total / 100 * 90, "less than 90 %%");
+		check_space();
+	}
+	drop_pool();
+}
+
+static void t_capacity(void)
+{
+	u32 mib = (u32)env("MIB", 768), n = 0;
+	make_pool(mib, 8192);
+	u64 dir = mkdir_("d"), total = b->sb.data_granules * BFS_GRANULE;
+	detach(true);
+	opts.evict_none = true;
+	attach();
+	int rc;
+	while (!(rc = put_sized(dir, n, 2560 << 10))) n++;
+	IS(rc, -ENOSPC);
+	struct fill x = measure(dir);
+	printf("   2.5 MiB blocks: %.2f %% of %llu MiB, %llu of %llu in pieces, regions of %u granules\n", 100.0 * (double)x.payload / (double)total, (unsigned long long)(total >> 20), (unsigned long long)x.pieces, (unsigned long long)x.files, b->sb.region_granules);
+	CHECK(x.payload >= total / 100 * 95, "less than 95 %%");
+	check_space();
+	CHECK(st().nunsealed == 0 && st().norphans == 0, "left over after ENOSPC");
+	detach(true);
+	opts.evict_none = false;
+	attach();
+	static const size_t sizes[] = {1 << 20, 3400 << 10, 640 << 10, 5 << 20, 2560 << 10, 20000};
+	for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+		u32 many = (u32)(total * 3 / 2 / sizes[s]);
+		if (many > 3000) many = 3000;
+		double t0 = now();
+		for (u32 i = 0; i < many; i++) {
+			rc = put_sized(dir, n++, sizes[s]);
+			CHECK(!rc, "put %u of %u of %zu: %s", i, many, sizes[s], text(rc));
+			if (!below(&(struct rng){n * 77 + 5}, 16)) OK(bfs_tick(b));
+		}
+		x = measure(dir);
+		printf("   then %7zu bytes: %.2f %%, %llu files, %llu in pieces, largest run %llu, %.0f us a put\n", sizes[s], 100.0 * (double)x.payload / (double)total, (unsigned long long)x.files, (unsigned long long)x.pieces,
+		       (unsigned long long)st().largest_free_granules, 1e6 * (now() - t0) / many);
+		if (sizes[s] > 100000) CHECK(x.payload >= total / 100 * 90, "less than 90 %%");
+		check_space();
+	}
+	drop_pool();
+}
+
+/* ---- eviction ----------------------------------------------------------------------------------------------- */
+static void t_evict(void)
+{
+	char name[32];
+	u64 ino[40], fh, freed;
+	u8 c;
+	make_pool(64, 0);
+	for (int i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "b%d", i);
+		ino[i] = put(1, name, (u64)i, 100000);
+	}
+	/* written in order; 3 and 5 are read, 7 is open, 9 is pinned, 11 rewritten (ordinary) */
+	for (int i = 3; i <= 5; i += 2) {
+		fh = open_(ino[i], O_RDONLY);
+		IS(bfs_read(b, fh, 0, &c, 1), 1);
+		OK(bfs_release(b, fh));
+	}
+	u64 held = open_(ino[7], O_RDONLY);
+	struct txn *t;
+	OK(op_begin(b, &t));
+	struct bfs_obj *o = ob_cow(t, ino[9]);
+	o->flags |= BFS_OF_PINNED;
+	OK(op_end(b, t, 0));
+	fh = open_(ino[11], O_WRONLY);
+	write_(fh, 0, "x", 1);
+	close_(fh);
+	struct bfs_attr a;
+	OK(bfs_link(b, ino[13], 1, N("hard"), &a));
+	OK(bfs_evict(b, 25 * 12, &freed));
+	CHECK(freed == 25 * 12, "freed %llu", (unsigned long long)freed);
+	CHECK(st().evicted_blocks == 12 && st().evicted_granules == 300, "counters");
+	for (int i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "b%d", i);
+		bool stays = i == 3 || i == 5 || i == 7 || i == 9 || i == 11 || i == 13 || i >= 18;
+		CHECK(there(1, name) == stays, "%s is %s", name, stays ? "gone" : "there");
+	}
+	check_block(ino[7], 7, 100000);
+	OK(bfs_release(b, held));
+	/* recency outlives the mount; what is closed is a candidate again */
+	fh = open_(ino[20], O_RDONLY);
+	OK(bfs_release(b, fh));
+	OK(bfs_evict(b, 1ull << 40, &freed));
+	for (int i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "b%d", i);
+		bool stays = i == 9 || i == 11 || i == 13;
+		CHECK(there(1, name) == stays, "%s is %s", name, stays ? "gone" : "there");
+	}
+	CHECK(st().evictable_granules == 25, "evictable %llu", (unsigned long long)st().evictable_granules); /* the pinned one */
+	check_space();
+	drop_pool();
+}
+
+/* Everything open: ENOSPC, nothing left behind; room again after the closes. */
+static void t_full(void)
+{
+	static u64 fh[2000];
+	u32 n = 0;
+	char name[32];
+	u8 *buf = malloc(1 << 20);
+	struct bfs_attr a;
+	u64 w;
+	make_pool(96, 4096);
+	for (;; n++) {
+		snprintf(name, sizeof name, "f%u", n);
+		OK(bfs_create(b, 1, N(name), 0644, 0, 0, O_WRONLY, &a, &w));
+		pattern(n, 0, buf, 200000);
+		ssize_t k = bfs_write(b, w, 0, buf, 200000);
+		if (k == -ENOSPC) break;
+		IS(k, 200000);
+		close_(w);
+		fh[n] = open_(a.ino, O_RDONLY);
+	}
+	CHECK(n > 100, "%u only", n);
+	OK(bfs_unlink(b, 1, N(name)));
+	OK(bfs_flush(b, w, false));
+	OK(bfs_release(b, w));
+	CHECK(!there(1, name), "failed one is there");
+	for (u32 i = 0; i < n; i++) {
+		u8 got[1000], want[1000];
+		IS(bfs_read(b, fh[i], 150000, got, 1000), 1000);
+		pattern(i, 150000, want, 1000);
+		CHECK(!memcmp(got, want, 1000), "reader %u", i);
+	}
+	/* one is unlinked while it is open: its space is held until the close */
+	OK(bfs_unlink(b, 1, N("f5")));
+	OK(bfs_tick(b));
+	IS(bfs_create(b, 1, N("x"), 0644, 0, 0, O_WRONLY, &a, &w), 0);
+	IS(bfs_write(b, w, 0, buf, 200000), -ENOSPC);
+	OK(bfs_release(b, fh[5]));
+	IS(bfs_write(b, w, 0, buf, 200000), 200000);
+	close_(w);
+	for (u32 i = 0; i < n; i++)
+		if (i != 5) OK(bfs_release(b, fh[i]));
+	for (u32 i = 0; i < 50; i++) {
+		snprintf(name, sizeof name, "g%u", i);
+		put(1, name, i, 200000);
+	}
+	check_space();
+	free(buf);
+	drop_pool();
+}
+
+/* Readers without an open: what they have announced isn't reused. */
+static void t_hazard(void)
+{
+	struct bfs_extent e[4];
+	u64 ino, freed, quar;
+	int h;
+	make_pool(64, 0);
+	ino = put(1, "f", 1, 500000);
+	u32 version = attr(ino).version;
+	IS(bfs_extents(b, ino, e, 4), 1);
+	e[0].overlay = 0;
+	h = in_hazard(b, ino, version, e, 1);
+	CHECK(h >= 0, "hazard: %s", text(h));
+	OK(bfs_evict(b, 1, &freed));
+	for (int i = 0; i < 5; i++) OK(bfs_tick(b));
+	quar = st().quarantined_granules;
+	CHECK(quar == 123, "quarantine %llu", (unsigned long long)quar);
+	in_hazard_end(b, h);
+	for (int i = 0; i < 5; i++) settle();
+	CHECK(st().quarantined_granules == 0, "still %llu in quarantine", (unsigned long long)st().quarantined_granules);
+	IS(in_hazard(b, ino, version, e, 1), -ESTALE);
+	/* a part of a held extent is freed: held too */
+	ino = put(1, "g", 2, 500000);
+	u64 rd_ = open_(ino, O_RDONLY), w = open_(ino, O_WRONLY);
+	IS(bfs_extents(b, ino, e, 4), 1);
+	version = attr(ino).version;
+	h = in_hazard(b, ino, version, e, 1);
+	CHECK(h >= 0, "hazard: %s", text(h));
+	write_(w, 200000, "y", 1);
+	close_(w);
+	for (int i = 0; i < 5; i++) settle();
+	CHECK(st().quarantined_granules > 0, "a part of what is held came back");
+	IS(in_hazard(b, ino, version, e, 1), -ESTALE);
+	in_hazard_end(b, h);
+	for (int i = 0; i < 5; i++) settle();
+	CHECK(st().quarantined_granules == 0, "still %llu in quarantine", (unsigned long long)st().quarantined_granules);
+	OK(bfs_release(b, rd_));
+	check_space();
+	drop_pool();
+}
+
+/* many held extents: the list in the pool is short */
+static void t_held(void)
+{
+	static u64 fh[1500];
+	char name[32];
+	struct bfs_attr a;
+	make_pool(128, 4096);
+	for (u32 i = 0; i < 3000; i++) {
+		snprintf(name, sizeof name, "f%u", i);
+		u64 ino = put(1, name, i, 8000);
+		if (i % 2) fh[i / 2] = open_(ino, O_RDONLY);
+	}
+	for (u32 i = 0; i < 3000; i += 2) {
+		snprintf(name, sizeof name, "f%u", i);
+		OK(bfs_unlink(b, 1, N(name)));
+	}
+	put(1, "big", 1, 4 << 20);
+	OK(bfs_unlink(b, 1, N("big")));
+	for (int i = 0; i < 10; i++) settle();
+	CHECK(st().quarantined_granules < 3000 + 1024, "nothing comes back: %llu", (unsigned long long)st().quarantined_granules);
+	for (u32 i = 0; i < 1500; i++) {
+		u8 got[8000], want[8000];
+		IS(bfs_read(b, fh[i], 0, got, 8000), 8000);
+		pattern(2 * i + 1, 0, want, 8000);
+		CHECK(!memcmp(got, want, 8000), "reader %u", i);
+		OK(bfs_release(b, fh[i]));
+	}
+	for (int i = 0; i < 10; i++) settle();
+	CHECK(st().quarantined_granules == 0, "still %llu", (unsigned long long)st().quarantined_granules);
+	OK(bfs_lookup(b, 1, N("f1"), &a));
+	drop_pool();
+}
+
+/* ---- two hosts, one memory ------------------------------------------------------------------------ */
+static void t_hosts(void)
+{
+	struct bfs *A, *B;
+	struct bfs_opts ob;
+	struct bfs_attr a;
+	u64 fa, fb, fc, ino, ino2;
+	static u8 buf[600000], got[600001];
+	make_pool(64, 0);
+	detach(true);
+	opts.suspect_ns = 50000000;
+	attach();
+	A = b;
+	ob = opts;
+	ob.uuid[0] = 2, ob.follower = true;
+	OK(bfs_attach(&mem, &ob, &B));
+	CHECK(A->slot != B->slot && bfs_is_leader(A) && !bfs_is_leader(B), "slots");
+	pattern(1, 0, buf, sizeof buf);
+	OK(bfs_create(A, 1, N("f"), 0644, 0, 0, O_RDWR, &a, &fa));
+	ino = a.ino;
+	IS(bfs_write(A, fa, 0, buf, 500000), 500000);
+	OK(bfs_tick(B));
+	IS(bfs_lookup(B, 1, N("f"), &a), -ENOENT);
+	IS(bfs_open(B, ino, O_RDONLY, &fb), -ENOENT);
+	OK(bfs_flush(A, fa, false));
+	OK(bfs_tick(B));
+	OK(bfs_lookup(B, 1, N("f"), &a));
+	CHECK(a.size == 500000 && a.state == BFS_ST_SEALED, "sealed for the other host");
+	OK(bfs_open(B, ino, O_RDONLY, &fb));
+	IS(bfs_read(B, fb, 0, got, sizeof got), 500000);
+	CHECK(!memcmp(got, buf, 500000), "content on the other host");
+	/* rewritten on A: B's descriptor keeps version 1, even when the leader wants the space */
+	IS(bfs_write(A, fa, 100000, buf + 7, 300000), 300000);
+	OK(bfs_tick(B));
+	OK(bfs_lookup(B, 1, N("f"), &a));
+	CHECK(a.size == 500000 && a.version == 1, "B sees what is sealed");
+	IS(bfs_open(B, ino, O_WRONLY, &fc), -EBUSY);
+	OK(bfs_flush(A, fa, false));
+	for (int i = 0; i < 4; i++) {
+		OK(bfs_tick(A));
+		OK(bfs_apply_scan(A));
+		OK(bfs_tick(B));
+		OK(bfs_apply_scan(B));
+	}
+	struct bfs_stat s;
+	OK(bfs_statfs(A, &s));
+	CHECK(s.quarantined_granules > 0, "B's extent came back");
+	u64 x;
+	OK(bfs_create(A, 1, N("other"), 0644, 0, 0, O_RDWR, &a, &x));
+	for (int i = 0; i < 40; i++) IS(bfs_write(A, x, (u64)i * 600000, buf, 600000), 600000);
+	OK(bfs_flush(A, x, false));
+	OK(bfs_release(A, x));
+	IS(bfs_read(B, fb, 0, got, sizeof got), 500000);
+	CHECK(!memcmp(got, buf, 500000), "B keeps what it has");
+	OK(bfs_tick(B));
+	OK(bfs_open(B, ino, O_RDONLY, &fc));
+	IS(bfs_read(B, fc, 0, got, sizeof got), 500000);
+	CHECK(!memcmp(got, buf, 100000) && !memcmp(got + 100000, buf + 7, 300000) && !memcmp(got + 400000, buf + 400000, 100000), "a new open has the new version");
+	IS(bfs_read(B, fb, 100000, got, 1000), 1000);
+	CHECK(!memcmp(got, buf + 100000, 1000), "the old one still the old");
+	OK(bfs_release(B, fb));
+	/* unlinked by A while B reads */
+	OK(bfs_unlink(A, 1, N("f")));
+	OK(bfs_release(A, fa));
+	for (int i = 0; i < 4; i++) {
+		OK(bfs_tick(A));
+		OK(bfs_apply_scan(A));
+		OK(bfs_tick(B));
+		OK(bfs_apply_scan(B));
+	}
+	IS(bfs_read(B, fc, 0, got, sizeof got), 500000);
+	CHECK(!memcmp(got + 100000, buf + 7, 300000), "unlinked elsewhere");
+	IS(bfs_open(B, ino, O_RDONLY, &x), -ESTALE);
+	OK(bfs_release(B, fc));
+	for (int i = 0; i < 4; i++) {
+		OK(bfs_apply_scan(B));
+		OK(bfs_apply_scan(A));
+		OK(bfs_tick(A));
+	}
+	OK(bfs_statfs(A, &s));
+	CHECK(s.quarantined_granules == 0, "%llu still in quarantine", (unsigned long long)s.quarantined_granules);
+	/* A is writing, falls silent; B takes the lead; A's file stays A's */
+	OK(bfs_create(A, 1, N("g"), 0644, 0, 0, O_RDWR, &a, &fa));
+	ino2 = a.ino;
+	IS(bfs_write(A, fa, 0, buf, 100000), 100000);
+	OK(bfs_tick(B));
+	IS(bfs_create(B, 1, N("g"), 0644, 0, 0, O_RDWR, &a, &fb), -EBUSY); /* A leads */
+	for (int i = 0; i < 20; i++) usleep(10000), bfs_tick(B);
+	OK(bfs_create(B, 1, N("g"), 0644, 0, 0, O_RDWR, &a, &fb)); /* suspected: B leads; first writings are private */
+	CHECK(a.ino != ino2 && bfs_is_leader(B), "B leads");
+	IS(bfs_write(B, fb, 0, buf + 3, 200000), 200000);
+	OK(bfs_flush(B, fb, false));
+	OK(bfs_release(B, fb));
+	/* A wakes up: its close finds the name taken */
+	for (int i = 0; i < 20; i++) usleep(10000), bfs_tick(A);
+	IS(bfs_write(A, fa, 100000, buf, 50), 50);
+	IS(bfs_flush(A, fa, false), -EEXIST);
+	OK(bfs_release(A, fa));
+	OK(bfs_lookup(A, 1, N("g"), &a));
+	CHECK(a.size == 200000, "first seal wins");
+	b = A;
+	CHECK(st().nunsealed == 0 && st().norphans == 0, "left over");
+	check_space();
+	int rc = bfs_detach(B, true);
+	CHECK(!rc || rc == -EAGAIN, "detach of who has lost the lead: %s", text(rc));
+	drop_pool();
+}
+
+/* A host dies with a closed and an open file; it is fenced, and the leader does what is left. */
+static void t_dead(void)
+{
+	struct bfs *A, *B;
+	struct bfs_opts ob;
+	struct bfs_attr a;
+	u64 fh, fh2, fh3;
+	static u8 buf[100000];
+	make_pool(64, 0);
+	A = b;
+	u32 slot = A->slot;
+	pattern(1, 0, buf, sizeof buf);
+	OK(bfs_create(A, 1, N("synced"), 0644, 0, 0, O_RDWR, &a, &fh));
+	IS(bfs_write(A, fh, 0, buf, 50000), 50000);
+	OK(bfs_fsync(A, fh));
+	OK(bfs_create(A, 1, N("open"), 0644, 0, 0, O_RDWR, &a, &fh2));
+	IS(bfs_write(A, fh2, 0, buf, 50000), 50000);
+	OK(bfs_create(A, 1, N("gone"), 0644, 0, 0, O_RDWR, &a, &fh3));
+	IS(bfs_write(A, fh3, 0, buf, 50000), 50000);
+	OK(bfs_unlink(A, 1, N("gone")));
+	OK(bfs_detach(A, false));
+	ob = opts;
+	ob.uuid[0] = 2;
+	OK(bfs_attach(&mem, &ob, &B));
+	b = B;
+	CHECK(!there(1, "synced") && st().nunsealed == 3, "not seen before it is fenced");
+	OK(bfs_declare_dead(B, slot, true));
+	OK(sl_recover_slot(B, slot));
+	CHECK(there(1, "synced") && !there(1, "open") && st().nunsealed == 0 && st().norphans == 0, "recovered: %llu unsealed", (unsigned long long)st().nunsealed);
+	OK(bfs_lookup(B, 1, N("synced"), &a));
+	check_block(a.ino, 1, 50000);
+	check_space();
+	opts = ob;
+	drop_pool();
+}
+
+/* ---- threads -------------------------------------------------------------------------------------------------- */
+static u64 tdir;
+static _Atomic(int) stop, evicting;
+static _Atomic(u64) wrote, read_, missed, full;
+enum { KEYS = 64 };
+
+static void *worker(void *arg)
+{
+	struct rng r = {(u64)(uintptr_t)arg * 7919 + seed};
+	u8 *buf = malloc(1 << 20), *want = malloc(1 << 20);
+	int ops = env("OPS", 500);
+	for (int i = 0; i < ops; i++) {
+		u32 key = below(&r, KEYS);
+		char name[32], tmp[64];
+		struct bfs_attr a;
+		u64 fh;
+		size_t n = 4096 + key * 6000;
+		snprintf(name, sizeof name, "k%u", key);
+		switch (below(&r, 8)) {
+		case 0: case 1: { /* tmp and rename, as the engines do */
+			snprintf(tmp, sizeof tmp, "%s.%llu.%d.tmp", name, (unsigned long long)(uintptr_t)arg, i);
+			OK(bfs_create(b, tdir, N(tmp), 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh));
+			pattern(key, 0, buf, n);
+			ssize_t k = 0;
+			for (size_t o = 0; o < n && k >= 0; o += 65536) k = bfs_write(b, fh, o, buf + o, n - o < 65536 ? n - o : 65536);
+			if (k == -ENOSPC) {
+				atomic_fetch_add(&full, 1);
+				OK(bfs_unlink(b, tdir, N(tmp)));
+			} else {
+				CHECK(k > 0, "write: %s", text(k));
+				OK(bfs_rename(b, tdir, N(tmp), tdir, N(name), 0));
+			}
+			OK(bfs_flush(b, fh, false));
+			OK(bfs_release(b, fh));
+			atomic_fetch_add(&wrote, 1);
+			break;
+		}
+		case 2: case 3: case 4: case 5: {
+			int rc = bfs_lookup(b, tdir, N(name), &a);
+			if (!rc) rc = bfs_open(b, a.ino, O_RDONLY, &fh);
+			if (rc) {
+				CHECK(rc == -ENOENT || rc == -ESTALE, "open: %s", text(rc));
+				atomic_fetch_add(&missed, 1);
+				break;
+			}
+			u64 off = below(&r, 3) ? 0 : below(&r, (u32)n);
+			ssize_t k = bfs_read(b, fh, off, buf, 1 << 20);
+			CHECK(k == (ssize_t)(n - off), "read of key %u at %llu: %s, not %zu", key, (unsigned long long)off, text(k), n - off);
+			pattern(key, off, want, n - off);
+			CHECK(!memcmp(buf, want, n - off), "key %u has other bytes", key);
+			OK(bfs_release(b, fh));
+			atomic_fetch_add(&read_, 1);
+			break;
+		}
+		case 6: { /* without an open */
+			if (bfs_lookup(b, tdir, N(name), &a)) break;
+			ssize_t k = fl_read_ino(b, a.ino, 0, buf, 1 << 20);
+			if (k == -ESTALE || k == -ENOENT) break;
+			CHECK(k == (ssize_t)n, "read of key %u: %s", key, text(k));
+			pattern(key, 0, want, n);
+			CHECK(!memcmp(buf, want, n), "key %u has other bytes", key);
+			atomic_fetch_add(&read_, 1);
+			break;
+		}
+		default: {
+			int rc = bfs_unlink(b, tdir, N(name));
+			CHECK(!rc || rc == -ENOENT, "unlink: %s", text(rc));
+		}
+		}
+	}
+	free(buf);
+	free(want);
+	return NULL;
+}
+
+/* one file that all write, each his own part; then all read it */
+static u64 shared_ino;
+static void *pwriter(void *arg)
+{
+	u32 me = (u32)(uintptr_t)arg;
+	u64 fh = open_(shared_ino, O_RDWR);
+	u8 buf[10000], got[10000];
+	for (u32 i = 0; i < 40; i++) {
+		u64 off = (u64)(i * 8 + me) * sizeof buf;
+		pattern(me, off, buf, sizeof buf);
+		write_(fh, off, buf, sizeof buf);
+		IS(bfs_read(b, fh, off, got, sizeof got), sizeof got);
+		CHECK(!memcmp(buf, got, sizeof buf), "own part %u/%u", me, i);
+		if (i % 16 == 7) OK(bfs_fsync(b, fh));
+	}
+	close_(fh);
+	return NULL;
+}
+
+static void *ticker(void *arg)
+{
+	(void)arg;
+	while (!atomic_load(&stop)) {
+		struct bfs_stat s;
+		u64 f;
+		OK(bfs_tick(b));
+		OK(bfs_statfs(b, &s));
+		if (atomic_load(&evicting)) OK(bfs_evict(b, 20, &f));
+		usleep(2000);
+	}
+	return NULL;
+}
+
+static void t_threads(void)
+{
+	pthread_t th[8], tk;
+	make_pool_rg(48, 2048, 256);
+	tdir = mkdir_("d");
+	atomic_store(&stop, 0);
+	atomic_store(&evicting, 1);
+	pthread_create(&tk, NULL, ticker, NULL);
+	for (int i = 0; i < 8; i++) pthread_create(&th[i], NULL, worker, (void *)(uintptr_t)(i + 1));
+	for (int i = 0; i < 8; i++) pthread_join(th[i], NULL);
+	atomic_store(&evicting, 0);
+	u64 fh = create(1, "shared", O_RDWR, &shared_ino);
+	for (int i = 0; i < 8; i++) pthread_create(&th[i], NULL, pwriter, (void *)(uintptr_t)i);
+	for (int i = 0; i < 8; i++) pthread_join(th[i], NULL);
+	close_(fh);
+	CHECK(attr(shared_ino).state == BFS_ST_SEALED, "state %u", attr(shared_ino).state);
+	fh = open_(shared_ino, O_RDONLY);
+	for (u32 i = 0; i < 320; i++) {
+		u8 got[10000], want[10000];
+		IS(bfs_read(b, fh, i * sizeof got, got, sizeof got), sizeof got);
+		pattern(i % 8, i * sizeof got, want, sizeof want);
+		CHECK(!memcmp(got, want, sizeof got), "part %u", i);
+	}
+	OK(bfs_release(b, fh));
+	atomic_store(&stop, 1);
+	pthread_join(tk, NULL);
+	CHECK(!st().nunsealed && !st().norphans && !st().open_files, "left over: %llu %llu %llu", (unsigned long long)st().nunsealed, (unsigned long long)st().norphans, (unsigned long long)st().open_files);
+	check_space();
+	printf("   %llu written, %llu read, %llu missed, %llu full, %llu evicted\n", (unsigned long long)wrote, (unsigned long long)read_, (unsigned long long)missed, (unsigned long long)full, (unsigned long long)st().evicted_blocks);
+	drop_pool();
+}
+
+static const struct { const char *name; void (*f)(void); bool seeded; } tests[] = {
+	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"sparse", t_sparse, false},
+	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"batch", t_batch, false}, {"evict", t_evict, false}, {"full", t_full, false}, {"hazard", t_hazard, false},
+	{"held", t_held, false}, {"hosts", t_hosts, false}, {"dead", t_dead, false}, {"alloc", t_alloc, true}, {"model", t_model, true}, {"capacity", t_capacity, false}, {"frag", t_frag, true}, {"threads", t_threads, true},
+};
+
+int main(int argc, char **argv)
+{
+	bool any = false;
+	seed = (u64)env("SEED", 1);
+	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+		if (argc > 1 && strcmp(argv[1], tests[i].name)) continue;
+		double t0 = now();
+		u64 first = seed;
+		any = true;
+		for (int k = 0; k < (tests[i].seeded ? env("ROUNDS", 3) : 1); k++, seed++) tests[i].f();
+		seed = first;
+		printf("%-10s ok  %.2f s\n", tests[i].name, now() - t0);
+		fflush(stdout);
+	}
+	if (!any) printf("no test %s\n", argv[1]);
+	return !any;
+}

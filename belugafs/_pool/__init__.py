@@ -1,0 +1,1 @@
+"""Parts of :mod:`belugafs.pool`, which is the interface; import from there."""

@@ -1,0 +1,105 @@
+"""From a path to an attached pool: open, lock, check, attach. For the daemon, fsck and tools.
+
+A daemon that is asked to end (``umount``) detaches after umount has returned. So who finds the
+pool locked while it is mounted nowhere waits a little before giving up.
+"""
+
+import contextlib
+import errno
+import time
+from typing import Any, Literal
+
+from belugafs import _native, hostid, mounts
+from belugafs.exits import Exit
+from belugafs.options import MountOptions
+from belugafs.pool import Lock, OpenPool, PoolError, PoolInUse, open_pool, require_pool
+
+LOCK_WAIT_S = 6.0
+_LOCK_POLL_S = 0.05
+
+
+def open_checked(
+    path: str, *, readonly: bool, lock: Lock, wait_s: float = LOCK_WAIT_S
+) -> tuple[OpenPool, dict[str, Any]]:
+    """Open a pool whose superblock this version can use; it comes with it.
+
+    Raises PoolError (no pool, another version, truncated, ...) and PoolInUse, which says who.
+    """
+    opened = open_when_free(path, readonly=readonly, lock=lock, wait_s=wait_s)
+    try:
+        require_pool(opened.fd, opened.info)
+        return opened, superblock(opened)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def open_when_free(
+    path: str, *, readonly: bool, lock: Lock, wait_s: float = LOCK_WAIT_S
+) -> OpenPool:
+    """Open and lock, and wait for a daemon that is about to end. Raises PoolError."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return open_pool(path, readonly=readonly, lock=lock)
+        except PoolInUse:
+            if mounts.mounts_of_pool(path) or time.monotonic() >= deadline:
+                raise
+            time.sleep(_LOCK_POLL_S)
+
+
+def superblock(opened: OpenPool) -> dict[str, Any]:
+    """The superblock of an open pool. Raises PoolError with the core's words."""
+    try:
+        return _native.peek(opened.fd, opened.info.size_bytes)
+    except _native.PoolFormatError as error:
+        raise PoolError(f"{opened.path}: {error.strerror}", _exit_of(error)) from error
+    except OSError as error:
+        raise PoolError(
+            f"{opened.path} cannot be mapped: {error.strerror}", Exit.IO_ERROR
+        ) from error
+
+
+def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _native.Pool:
+    """Attach an open pool as this host. Raises PoolError with the core's words.
+
+    wait_s is for a lead that somebody else is claiming at this moment.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return _native.Pool(
+                opened.fd,
+                opened.info.size_bytes,
+                host_uuid=hostid.host_uuid(options.host),
+                boot_id=hostid.boot_id(),
+                readonly=options.readonly,
+                evict=options.evict,
+                verify=options.verify,
+                coherence=_coherence(options),
+                publish_close=options.publish == "close",
+                high_permille=options.high_permille,
+                low_permille=options.low_permille,
+            )
+        except _native.CoreError as error:
+            if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() >= deadline:
+                raise PoolError(f"{opened.path}: {error.strerror}", _exit_of(error)) from error
+            time.sleep(_LOCK_POLL_S)
+
+
+@contextlib.contextmanager
+def attached_readonly(path: str) -> Any:
+    """An unmounted pool to look into: (Pool, superblock). Nothing is stored. Raises PoolError."""
+    opened, super_ = open_checked(path, readonly=True, lock="shared")
+    with opened, attach(opened, MountOptions(readonly=True)) as pool:
+        yield pool, super_
+
+
+def _coherence(options: MountOptions) -> Literal["coherent", "incoherent"]:
+    return "incoherent" if options.coherence == "incoherent" else "coherent"
+
+
+def _exit_of(error: OSError) -> Exit:
+    if error.errno == errno.EBUSY:
+        return Exit.IN_USE
+    return Exit.IO_ERROR if error.errno == errno.EIO else Exit.FOREIGN

@@ -1,0 +1,104 @@
+"""The directory ``.beluga`` at the root of every mount: what the daemon says about itself.
+
+Three files of text, one ``key value`` pair a line, made anew at each open:
+
+- ``stats``: the pool's counters (``statfs`` of the core) and the daemon's own;
+- ``config``: what was mounted, where and how;
+- ``hosts``: one line for each host slot that is in use, as far as this host knows.
+
+The directory is looked up, but not listed, so that ``du``, ``rm -r`` and ``tar`` of a mount
+don't meet it. It is no part of the pool: nothing in it can be made, changed or removed, and it
+is there on a full or damaged pool too. Reading costs the same whatever the pool holds.
+
+Inode numbers here have slot 0, which the core never gives to an object.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Mapping
+
+from belugafs import _native
+
+DIRECTORY_NAME = b".beluga"
+DIRECTORY_INO = 1 << 32
+_FILES = {b"stats": 2 << 32, b"config": 3 << 32, b"hosts": 4 << 32}
+
+
+def is_control(ino: int) -> bool:
+    """Whether an inode number is one of this module's."""
+    return ino & 0xFFFF_FFFF == 0
+
+
+def _printable(value: object) -> str:
+    if isinstance(value, bytes):
+        text = value.hex() if len(value) == 16 else value.rstrip(b"\0").decode("utf-8", "replace")
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = str(value)
+    # A value is one word or more on one line, whatever a path or a label holds.
+    return text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+
+
+def format_pairs(pairs: Mapping[str, object]) -> str:
+    """Lines of ``key value``; an empty value leaves the key alone on its line."""
+    return "".join(f"{key} {_printable(value)}".rstrip() + "\n" for key, value in pairs.items())
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """The reverse, all values as text."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {key: value for key, _, value in pairs}
+
+
+class ControlDirectory:
+    """The files of one mount. No state besides the pool and the configuration."""
+
+    def __init__(self, pool: _native.Pool, config: Mapping[str, object]) -> None:
+        self._pool = pool
+        self._config = dict(config)
+        self._started_s = time.time()
+        self._started_mono_s = time.monotonic()
+
+    @property
+    def started_ns(self) -> int:
+        """The time that all files here carry."""
+        return int(self._started_s * 1e9)
+
+    def lookup(self, name: bytes) -> int | None:
+        """The inode number of a file in the directory."""
+        return _FILES.get(name)
+
+    def names(self) -> list[tuple[bytes, int]]:
+        """(name, inode number) of all files."""
+        return list(_FILES.items())
+
+    def mode(self, ino: int) -> int:
+        return stat.S_IFDIR | 0o555 if ino == DIRECTORY_INO else stat.S_IFREG | 0o444
+
+    def text(self, ino: int) -> bytes:
+        """The content of a file, as of now. Raises CoreError if the pool does."""
+        if ino == _FILES[b"stats"]:
+            return self._stats().encode()
+        if ino == _FILES[b"config"]:
+            return format_pairs(self._config).encode()
+        return self._hosts().encode()
+
+    def _stats(self) -> str:
+        numbers: dict[str, object] = dict(self._pool.statfs())
+        numbers["granule_bytes"] = _native.GRANULE_BYTES
+        numbers["uptime_s"] = int(time.monotonic() - self._started_mono_s)
+        numbers["pid"] = os.getpid()
+        return format_pairs(numbers)
+
+    def _hosts(self) -> str:
+        numbers = self._pool.statfs()
+        own, leader = numbers["slot"], numbers["leader_slot"]
+        host = self._config.get("host", "")
+        lines = [
+            f"slot {own} self host {_printable(host)} leader {'yes' if own == leader else 'no'}"
+        ]
+        if leader != own:
+            lines.append(f"slot {leader} leader yes")
+        return "".join(line + "\n" for line in lines)

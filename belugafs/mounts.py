@@ -1,0 +1,96 @@
+"""Mounts of belugafs on this machine: to find them, to tell a dead one, to take one away."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from belugafs._pool.host import Mount, mounts
+
+FS_TYPE = "fuse.belugafs"
+MNT_DETACH = 2
+_UNMOUNT_LIMIT_S = 10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def belugafs_mounts() -> list[Mount]:
+    """All that this process can see, in the order in which they were made."""
+    return [mount for mount in mounts() if mount.fs_type == FS_TYPE]
+
+
+def mount_at(path: str) -> Mount | None:
+    """The topmost mount of any kind exactly at a path. Doesn't touch the path itself, so a
+    hung or dead filesystem there doesn't matter."""
+    place = real_place(path)
+    return next((mount for mount in reversed(mounts()) if mount.mount_point == place), None)
+
+
+def mount_holding(path: str) -> Mount | None:
+    """The belugafs mount that a path lies in, or None."""
+    place = real_place(path)
+    found = [
+        mount
+        for mount in mounts()
+        if place == mount.mount_point or place.startswith(mount.mount_point.rstrip("/") + "/")
+    ]
+    longest = max(found, key=lambda mount: len(mount.mount_point), default=None)
+    return longest if longest is not None and longest.fs_type == FS_TYPE else None
+
+
+def mounts_of_pool(pool_path: str) -> list[Mount]:
+    """Where a pool is mounted, by its path."""
+    real = os.path.realpath(pool_path)
+    return [mount for mount in belugafs_mounts() if os.path.realpath(mount.source) == real]
+
+
+def real_place(path: str) -> str:
+    """The absolute path with links resolved in all but the last part, which may be dead."""
+    absolute = os.path.abspath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
+
+
+def is_dead(path: str) -> bool:
+    """Whether the filesystem at a path has lost its daemon. Waits for one that hangs.
+
+    Asks for what the kernel doesn't cache: stat still finds a dead mount's root for a second.
+    """
+    try:
+        os.statvfs(path)
+    except OSError as error:
+        # ECONNABORTED: asked in the moment in which the connection ends
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def unmount(mount_point: str, *, lazy: bool) -> None:
+    """Unmount, as root or as the user who mounted it. ``lazy``: gone from the tree at once,
+    open files go on. Raises OSError."""
+    if _libc.umount2(os.fsencode(mount_point), MNT_DETACH if lazy else 0) == 0:
+        return
+    number = ctypes.get_errno()
+    helper = shutil.which("fusermount3")
+    if number != errno.EPERM or helper is None:
+        raise OSError(number, os.strerror(number), mount_point)
+    command = [helper, "-u", *(["-z"] if lazy else []), "--", mount_point]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_UNMOUNT_LIMIT_S, check=False
+    )
+    if done.returncode != 0:
+        raise OSError(errno.EPERM, done.stderr.strip() or os.strerror(errno.EPERM), mount_point)
+
+
+def connection_of(mount_point: str) -> Path | None:
+    """The directory of a FUSE mount's connection in /sys; writing to ``abort`` there ends all
+    requests that hang."""
+    place = real_place(mount_point)
+    with contextlib.suppress(OSError):
+        for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+            match = re.match(r"\d+ \d+ 0:(\d+) \S+ (\S+) ", line)
+            if match and match[2].replace("\\040", " ") == place:
+                return Path("/sys/fs/fuse/connections") / match[1]
+    return None

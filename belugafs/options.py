@@ -1,0 +1,154 @@
+"""Options of ``mount -t belugafs -o ...``: what there is, what each may be, and what is wrong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Evict = Literal["lru", "none"]
+Verify = Literal["first", "always", "off"]
+Coherence = Literal["auto", "coherent", "incoherent"]
+Publish = Literal["open", "close"]
+Transport = Literal["auto", "pyfuse3"]
+
+HIGH_PERMILLE = 970
+LOW_PERMILLE = 950
+
+# What mount(8), fstab and systemd add, and which means nothing to a filesystem.
+_IGNORED = frozenset(
+    {
+        *("defaults", "auto", "noauto", "nofail", "_netdev", "silent", "loud", "async"),
+        *("user", "users", "nouser", "owner", "noowner", "group", "nogroup"),
+        *("relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime"),
+        *("diratime", "iversion", "noiversion", "mand", "nomand"),
+    }
+)
+_IGNORED_PREFIXES = ("x-", "X-", "comment=", "user=", "uhelper=", "helper=")
+
+# Done by the kernel's VFS: passed on.
+_KERNEL_SWITCHES = frozenset(
+    switch for pair in ("dev", "suid", "exec", "atime") for switch in (pair, "no" + pair)
+) | {"sync", "dirsync"}
+
+
+class OptionError(ValueError):
+    """The text names the option and says what it may be."""
+
+
+@dataclass
+class MountOptions:
+    """All options with their values; also what ``.beluga/config`` shows."""
+
+    readonly: bool = False
+    evict: Evict = "lru"
+    verify: Verify = "first"
+    coherence: Coherence = "auto"
+    publish: Publish = "open"
+    transport: Transport = "auto"
+    host: str = ""
+    high_permille: int = HIGH_PERMILLE
+    low_permille: int = LOW_PERMILLE
+    log: str = ""
+    """A file, ``syslog``, or empty for whatever there is."""
+    allow_other: bool | None = None
+    """None: if it can be had, which is as root or with user_allow_other in /etc/fuse.conf."""
+    kernel: list[str] = field(default_factory=list)
+
+
+def _choice(values: tuple[str, ...]) -> Callable[[str, str], str]:
+    def check(name: str, value: str) -> str:
+        if value not in values:
+            raise OptionError(f"{name}={value}: {name} is one of {', '.join(values)}")
+        return value
+
+    return check
+
+
+def _text(name: str, value: str) -> str:
+    if not value:
+        raise OptionError(f"{name}= needs a value")
+    return value
+
+
+def _permille(name: str, value: str) -> int:
+    try:
+        number = round(float(value.removesuffix("%")) * 10)
+    except (ValueError, OverflowError):
+        number = -1
+    if not 1 <= number <= 1000:
+        raise OptionError(f"{name}={value}: {name} is a percentage of the pool, such as {name}=95")
+    return number
+
+
+_VALUES: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "evict": ("evict", _choice(get_args(Evict))),
+    "verify": ("verify", _choice(get_args(Verify))),
+    "coherence": ("coherence", _choice(get_args(Coherence))),
+    "publish": ("publish", _choice(get_args(Publish))),
+    "transport": ("transport", _choice(get_args(Transport))),
+    "host": ("host", _text),
+    "log": ("log", _text),
+    "high": ("high_permille", _permille),
+    "low": ("low_permille", _permille),
+}
+_SWITCHES = {
+    "rw": ("readonly", False),
+    "ro": ("readonly", True),
+    "allow_other": ("allow_other", True),
+    "noallow_other": ("allow_other", False),
+}
+
+HELP = """\
+  ro, rw                       read-only: nothing is stored into the pool
+  evict=lru|none               full pool: drop the least recently used blocks, or ENOSPC
+  high=PERCENT, low=PERCENT    start evicting at (97), until (95)
+  verify=first|always|off      checksums of blocks: at the first read, at each, never
+  publish=open|close           a new file has its name from open on, or from its first close on
+  coherence=auto|coherent|incoherent
+                               does the memory keep processors' caches coherent (auto: yes)
+  host=NAME                    another host identity on the same machine
+  allow_other, noallow_other   other users too, with normal permission checks (root: default)
+  log=FILE|syslog              where the daemon's messages go
+  transport=auto|pyfuse3
+  nodev, nosuid, noexec, noatime, dev, suid, exec, atime, sync, dirsync
+                               as for every filesystem (root: nodev,nosuid unless dev,suid)"""
+
+
+def parse_options(texts: list[str], *, sloppy: bool = False) -> MountOptions:
+    """The values of all -o together; the last one counts. ``sloppy`` lets unknown options
+    pass. Raises OptionError."""
+    options = MountOptions()
+    for item in _items(texts):
+        name, equals, value = item.partition("=")
+        if name in _SWITCHES and not equals:
+            attribute, switch = _SWITCHES[name]
+            setattr(options, attribute, switch)
+        elif item in _KERNEL_SWITCHES:
+            options.kernel.append(item)
+        elif name in _VALUES:
+            attribute, check = _VALUES[name]
+            if not equals:
+                raise OptionError(f"{name} needs a value: {name}=...")
+            setattr(options, attribute, check(name, value))
+        elif item == "remount":
+            raise OptionError("remount is not supported: unmount, and mount with the new options")
+        elif not (sloppy or item in _IGNORED or item.startswith(_IGNORED_PREFIXES)):
+            raise OptionError(f"unknown option {item!r}" + _suggestion(name))
+    if options.low_permille > options.high_permille:
+        low, high = (f"{value / 10:g}" for value in (options.low_permille, options.high_permille))
+        raise OptionError(f"low={low} is above high={high}")
+    return options
+
+
+def _items(texts: list[str]) -> Iterator[str]:
+    for text in texts:
+        yield from (item for item in text.split(",") if item)
+
+
+def _suggestion(name: str) -> str:
+    if name == "direct_io":
+        return "; files could not be mapped with it, and O_DIRECT works without"
+    from difflib import get_close_matches
+
+    known = [*_VALUES, *_SWITCHES, *_KERNEL_SWITCHES]
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

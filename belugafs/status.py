@@ -1,0 +1,106 @@
+"""What ``belugafs status`` shows, from a mount's control files or from an unmounted pool."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from belugafs import attach, mounts
+from belugafs._native import GRANULE_BYTES
+from belugafs._pool.host import Mount
+from belugafs.control import DIRECTORY_NAME, parse_pairs
+from belugafs.exits import Exit
+from belugafs.pool import PoolError
+from belugafs.units import format_size
+
+Report = dict[str, Any]
+"""pool, mount_point (None: not mounted), label, uuid, and ``stats``: the core's counters."""
+
+
+def all_mounts() -> list[Report]:
+    """One report for each mount on this machine; a dead one has an ``error`` instead of stats."""
+    reports = []
+    for mount in mounts.belugafs_mounts():
+        try:
+            reports.append(_of_mount(mount))
+        except PoolError as error:
+            reports.append(
+                {"pool": mount.source, "mount_point": mount.mount_point, "error": str(error)}
+            )
+    return reports
+
+
+def report(where: str) -> Report:
+    """Of a path in a mount, or of a pool, mounted or not. Raises PoolError."""
+    mount = mounts.mount_holding(where)
+    if mount is None:
+        of_pool = mounts.mounts_of_pool(where)
+        mount = of_pool[0] if of_pool else None
+    if mount is not None:
+        return _of_mount(mount)
+    if os.path.isdir(where):
+        raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+    with attach.attached_readonly(where) as (pool, super_):
+        numbers = pool.statfs()
+        return _report(os.path.realpath(where), None, numbers, super_["uuid"], super_["label"])
+
+
+def _of_mount(mount: Mount) -> Report:
+    place = Path(mount.mount_point) / os.fsdecode(DIRECTORY_NAME)
+    try:
+        stats = parse_pairs((place / "stats").read_text())
+        config = parse_pairs((place / "config").read_text())
+    except OSError as error:
+        raise PoolError(
+            f"the mount on {mount.mount_point} does not answer: {error.strerror}; mounting it "
+            "again heals it",
+            Exit.IO_ERROR,
+        ) from error
+    numbers = {key: int(value) for key, value in stats.items() if value.isdecimal()}
+    identity = bytes.fromhex(config.get("uuid", ""))
+    report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
+    report["config"] = config
+    return report
+
+
+def _report(
+    pool: str, mount_point: str | None, numbers: dict[str, Any], identity: bytes, label: bytes | str
+) -> Report:
+    text = label if isinstance(label, str) else label.rstrip(b"\0").decode("utf-8", "replace")
+    return {
+        "pool": pool,
+        "mount_point": mount_point,
+        "label": text,
+        "uuid": str(uuid.UUID(bytes=identity)) if len(identity) == 16 else "",
+        "stats": {key: value for key, value in numbers.items() if isinstance(value, int)},
+    }
+
+
+def as_text(report: Report) -> str:
+    """A report for people."""
+    place = report["mount_point"]
+    head: str = report["pool"] + (f" on {place}" if place else " (not mounted)")
+    if "error" in report:
+        return f"{head}\n  {report['error']}\n"
+    stats = report["stats"]
+
+    def size(name: str) -> str:
+        return format_size(stats.get(name, 0) * GRANULE_BYTES)
+
+    percent = 100 * stats["used_granules"] / max(1, stats["data_granules"])
+    used = f"{size('used_granules')} of {size('data_granules')} ({percent:.1f} %)"
+    files = f"{stats['nblocks']} blocks, {stats['nordinary']} ordinary"
+    rows = {
+        "label": report["label"],
+        "uuid": report["uuid"],
+        "used": f"{used}, {size('evictable_granules')} can be evicted",
+        "freed, not yet reusable": size("quarantined_granules"),
+        "bad memory": size("bad_granules") if stats["bad_granules"] else "",
+        "files": f"{files}, {stats['nunsealed']} being written",
+        "inodes": f"{stats['inodes_used']} of {stats['inodes']}",
+        "open": f"{stats['open_files']}, {stats['open_for_write']} for writing",
+        "evicted": f"{stats['evicted_blocks']} blocks, {size('evicted_granules')}",
+        "hits, misses": f"{stats['hits']}, {stats['misses']}",
+        "failed checksums": f"{stats['corrupt']} blocks" if stats["corrupt"] else "",
+    }
+    return f"{head}\n" + "".join(f"  {name:<24} {text}\n" for name, text in rows.items() if text)

@@ -1,0 +1,341 @@
+"""Pools and mounts for tests.
+
+Two properties hold for every pool that a test gets from here, whatever the test does: it is
+checked with fsck afterwards, twice, and must be clean; and nothing of it is left behind.
+
+For a mount, in addition: a watchdog aborts the FUSE connection before the test's time is over,
+since a process that waits for a hung daemon hears no signal; and the daemon's log must hold no
+warning that the test did not announce.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MIB = 1 << 20
+POOL_BYTES = 64 * MIB
+_COMMAND_LIMIT_S = 20
+
+
+@pytest.fixture(scope="session")
+def native() -> Any:
+    """The extension module. Not built is a failure: skipping would hide all that needs it."""
+    try:
+        from belugafs import _native
+    except ImportError as error:
+        pytest.fail(f"the C core is not built ({error}); run: make build")
+    return _native
+
+
+@pytest.fixture
+def pool_dir() -> Iterator[Path]:
+    """An empty directory in memory, for pool files."""
+    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    path = Path(tempfile.mkdtemp(prefix="belugafs-test-", dir=base))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_pool(native: Any, pool_dir: Path) -> Iterator[Callable[..., Path]]:
+    """``make_pool(size, **mkfs)``: a new pool file. All are checked after the test."""
+    made: list[Path] = []
+
+    def make(size_bytes: int = POOL_BYTES, **mkfs: Any) -> Path:
+        path = pool_dir / f"pool{len(made)}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(fd, size_bytes)
+            native.mkfs(fd, size_bytes, uuid=uuid.uuid4().bytes, **mkfs)
+        finally:
+            os.close(fd)
+        made.append(path)
+        return path
+
+    yield make
+    for path in made:
+        if path.exists():
+            assert_clean(native, path)
+
+
+@pytest.fixture
+def pool_file(make_pool: Callable[..., Path]) -> Path:
+    """A pool of ``POOL_BYTES`` in memory, made by mkfs."""
+    return make_pool()
+
+
+@pytest.fixture
+def attach(native: Any) -> Iterator[Callable[..., Any]]:
+    """``attach(path, **options)``: a Pool in this process, closed after the test."""
+    pools: list[Any] = []
+
+    def attach(path: Path, **options: Any) -> Any:
+        options = {"host_uuid": b"h" * 16, "boot_id": b"b" * 16, **options}
+        fd = os.open(path, os.O_RDONLY if options.get("readonly") else os.O_RDWR)
+        try:
+            pools.append(native.Pool(fd, os.fstat(fd).st_size, **options))
+        finally:
+            os.close(fd)
+        return pools[-1]
+
+    yield attach
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def core_pool(attach: Callable[..., Any], pool_file: Path) -> Any:
+    """An attached Pool on ``pool_file``."""
+    return attach(pool_file)
+
+
+def assert_clean(native: Any, path: Path) -> None:
+    """fsck, twice: checking must not change what the next check finds."""
+    for run in ("first", "second"):
+        problems: list[str] = []
+
+        def report(severity: int, code: str, text: str, into: list[str] = problems) -> None:
+            if severity:
+                into.append(f"{code}: {text}")
+
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            counts = native.fsck(fd, os.fstat(fd).st_size, True, report)
+        finally:
+            os.close(fd)
+        assert counts["problems"] == 0 and not problems, f"{run} fsck: {problems or counts}"
+
+
+# ---- mounts ------------------------------------------------------------------------------------
+
+
+class MountedPool:
+    """A pool, mounted by ``mount.belugafs`` as a user would."""
+
+    def __init__(
+        self, native: Any, pool_path: Path, path: Path, log_path: Path, limit_s: float
+    ) -> None:
+        self._native = native
+        self.pool_path = pool_path
+        self.path = path
+        self.log_path = log_path
+        self.daemon_pid = 0
+        self.options = ""
+        self._limit_s = limit_s
+        self._watchdog: threading.Timer | None = None
+        self._expected: list[str] = []
+
+    # -- commands --
+
+    def command(self, *arguments: str, **extra: Any) -> subprocess.CompletedProcess[str]:
+        """Run one of our commands by module name, such as ``belugafs.fsck``."""
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
+            **extra,
+        )
+
+    def try_mount(self, options: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the mount command, whatever comes of it."""
+        options = self.options if options is None else options
+        self.options = options
+        joined = ",".join(filter(None, [options, f"log={self.log_path}"]))
+        return self.command("belugafs.mount", str(self.pool_path), str(self.path), "-o", joined)
+
+    def mount(self, options: str | None = None) -> None:
+        """Mount. The daemon's pid is known afterwards, and the watchdog runs."""
+        done = self.try_mount(options)
+        assert done.returncode == 0, done.stderr
+        self.daemon_pid = int(self.stats()["pid"])
+        self._stop_watchdog()
+        self._watchdog = threading.Timer(self._limit_s, self._bark)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def umount(self, *, lazy: bool = False) -> None:
+        """Unmount, and, unless lazy, wait until the daemon has detached and ended."""
+        command = ["umount", *(["-l"] if lazy else []), str(self.path)]
+        if os.geteuid() != 0:
+            command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(self.path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        if not lazy:
+            self.wait_gone()
+
+    def remount(self, options: str | None = None) -> None:
+        """Unmount and mount again."""
+        self.umount()
+        self.mount(options)
+
+    def kill9(self) -> None:
+        """Kill the daemon as the OOM killer would, and wait until it is gone."""
+        os.kill(self.daemon_pid, signal.SIGKILL)
+        self.wait_gone()
+
+    def kill9_if_running(self) -> None:
+        """The same for a daemon that may have ended by now."""
+        with contextlib.suppress(ProcessLookupError):
+            self.kill9()
+
+    def assert_clean(self) -> None:
+        """fsck of the pool, which must not be mounted: after a crash, too."""
+        assert_clean(self._native, self.pool_path)
+
+    def wait_gone(self, limit_s: float = 10) -> None:
+        """Wait until the daemon has ended."""
+        self._stop_watchdog()
+        deadline = time.monotonic() + limit_s
+        while _is_running(self.daemon_pid):
+            assert time.monotonic() < deadline, f"the daemon still runs after {limit_s} s"
+            time.sleep(0.01)
+
+    # -- looking --
+
+    def stats(self) -> dict[str, str]:
+        """The pairs of ``.beluga/stats``."""
+        text = (self.path / ".beluga/stats").read_text()
+        return dict(line.partition(" ")[::2] for line in text.splitlines())
+
+    def log(self) -> str:
+        """What the daemons of this mount have logged."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def expect_log(self, pattern: str) -> None:
+        """Warnings and errors that match are meant to be logged."""
+        self._expected.append(pattern)
+
+    def connection(self) -> Path | None:
+        """The connection's directory in /sys/fs/fuse."""
+        from belugafs.mounts import connection_of
+
+        return connection_of(str(self.path))
+
+    # -- the end --
+
+    def abort(self) -> None:
+        """End all requests on the mount at once, as an administrator would."""
+        connection = self.connection()
+        if connection is not None:
+            (connection / "abort").write_text("1")
+
+    def _bark(self) -> None:
+        sys.stderr.write(
+            f"\nwatchdog: {self.path} takes more than {self._limit_s:.0f} s, aborted\n"
+        )
+        self.expect_log("connection ended")
+        with contextlib.suppress(OSError):
+            self.abort()
+
+    def _stop_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def clean_up(self) -> None:
+        """Leave nothing, however the test ended: no mount, no process."""
+        self._stop_watchdog()
+        if self.daemon_pid and _is_running(self.daemon_pid):
+            with contextlib.suppress(AssertionError, subprocess.SubprocessError, OSError):
+                os.kill(self.daemon_pid, signal.SIGCONT)
+                self.umount()
+        if self.daemon_pid and _is_running(self.daemon_pid):
+            with contextlib.suppress(OSError):
+                self.abort()
+            with contextlib.suppress(OSError):
+                os.kill(self.daemon_pid, signal.SIGKILL)
+        while _is_mounted(self.path):
+            subprocess.run(["umount", "-l", str(self.path)], timeout=_COMMAND_LIMIT_S, check=True)
+
+    def unexpected_log(self) -> list[str]:
+        """Lines of the log that say that something is wrong, and were not announced."""
+        return [
+            line
+            for line in self.log().splitlines()
+            if re.search(r"\b(WARNING|ERROR|CRITICAL|Traceback)\b", line)
+            and not any(re.search(pattern, line) for pattern in self._expected)
+        ]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _is_mounted(path: Path) -> bool:
+    with open("/proc/self/mountinfo") as file:
+        return any(line.split()[4] == str(path) for line in file)
+
+
+def _limit_s(request: pytest.FixtureRequest) -> float:
+    """A little less than what pytest-timeout gives the test."""
+    marker = request.node.get_closest_marker("timeout")
+    whole = float(marker.args[0]) if marker else float(request.config.getini("timeout") or 120)
+    return max(5.0, whole - 15)
+
+
+@pytest.fixture(scope="session")
+def fuse_control() -> Iterator[None]:
+    """The directory in /sys through which connections are aborted: systemd mounts it, a bare
+    container does not."""
+    place = "/sys/fs/fuse/connections"
+    missing = os.path.isdir(place) and not _is_mounted(Path(place)) and os.geteuid() == 0
+    if missing:
+        command = ["mount", "-t", "fusectl", "fusectl", place]
+        missing = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    yield
+    if missing:
+        subprocess.run(["umount", "-l", place], check=False)
+
+
+@pytest.fixture
+def unmounted_pool(
+    request: pytest.FixtureRequest,
+    native: Any,
+    make_pool: Callable[..., Path],
+    pool_dir: Path,
+    fuse_control: None,
+) -> Iterator[MountedPool]:
+    """As ``mounted_pool``, not mounted yet. ``@pytest.mark.parametrize`` may give the size in
+    bytes indirectly."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse here")
+    size_bytes = getattr(request, "param", POOL_BYTES)
+    path = pool_dir / "mnt"
+    path.mkdir()
+    pool = MountedPool(native, make_pool(size_bytes), path, pool_dir / "log", _limit_s(request))
+    try:
+        yield pool
+    finally:
+        pool.clean_up()
+    assert not pool.unexpected_log()
+
+
+@pytest.fixture
+def mounted_pool(unmounted_pool: MountedPool) -> MountedPool:
+    """A fresh pool, mounted."""
+    unmounted_pool.mount()
+    return unmounted_pool

@@ -1,0 +1,167 @@
+"""kill -9 of the daemon while processes write, over and over: each mount heals, every block
+whose publication was acknowledged is whole, fsck is clean before and after, nothing leaks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MIB = 1 << 20
+
+# Prints a line for each change that was acknowledged: + name, - name. Ends with the mount.
+WRITER = r"""
+import hashlib, os, random, sys
+top, seed = sys.argv[1], int(sys.argv[2])
+rng = random.Random(seed)
+def content(name):
+    size = int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "little") % 400_000 + 1
+    return hashlib.shake_128(name.encode()).digest(size)
+mine = []
+try:
+    os.makedirs(f"{top}/w{seed}", exist_ok=True)
+    for number in range(10**9):
+        name = f"w{seed}/{number % 7}/{number}"
+        os.makedirs(os.path.dirname(f"{top}/{name}"), exist_ok=True)
+        fd = os.open(f"{top}/{name}.tmp", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        data = content(name)
+        done = 0
+        while done < len(data):  # in pieces, sometimes
+            step = len(data) if rng.random() < 0.7 else rng.randrange(1, 100_000)
+            done += os.write(fd, data[done:done + step])
+        if rng.random() < 0.2: os.fsync(fd)
+        os.close(fd)
+        print("?", name, flush=True)
+        os.rename(f"{top}/{name}.tmp", f"{top}/{name}")
+        print("+", name, flush=True)
+        mine.append(name)
+        if rng.random() < 0.3:
+            with open(f"{top}/w{seed}/log", "ab", buffering=0) as log: log.write(b"line\n")
+        if len(mine) > 20 or rng.random() < 0.2:
+            name = mine.pop(rng.randrange(len(mine)))
+            print("-", name, flush=True)
+            os.unlink(f"{top}/{name}")
+        if rng.random() < 0.1:
+            name = mine.pop()
+            print("-", name, flush=True)
+            print("?", name + "r", flush=True)
+            os.rename(f"{top}/{name}", f"{top}/{name}r")
+            os.rename(f"{top}/{name}r", f"{top}/{name}")
+            print("+", name, flush=True)
+            mine.append(name)
+except OSError as error:
+    print("!", error.errno, flush=True)
+"""
+
+
+def content(name: str) -> bytes:
+    import hashlib
+
+    key = name.removesuffix("r")
+    size = int.from_bytes(hashlib.sha256(key.encode()).digest()[:3], "little") % 400_000 + 1
+    return hashlib.shake_128(key.encode()).digest(size)
+
+
+def crash_round(mounted_pool: Any, records: Path, seed: int, run_s: float) -> None:
+    """Write from two processes, kill the daemon in the middle, check, mount, check again."""
+    writers = []
+    for number in range(2):
+        with open(records / str(number), "wb") as record:
+            command = [sys.executable, "-c", WRITER, str(mounted_pool.path), f"{seed}{number}"]
+            writers.append(subprocess.Popen(command, stdout=record))
+    while not all(b"+" in (records / str(number)).read_bytes() for number in range(2)):
+        time.sleep(0.01)
+    time.sleep(run_s)
+    mounted_pool.kill9()
+    for writer in writers:
+        writer.wait(20)
+    published: set[str] = set()
+    unsure: set[str] = set()
+    for number in range(2):
+        for line in (records / str(number)).read_text().splitlines():
+            mark, _, name = line.partition(" ")
+            if mark == "+":
+                published.add(name)
+            elif mark == "-":
+                published.discard(name)
+                unsure.add(name)
+            elif mark == "?":
+                unsure.add(name)
+    mounted_pool.assert_clean()
+    mounted_pool.mount()
+    check(mounted_pool.path, published, unsure)
+
+
+def check(top: Path, published: set[str], unsure: set[str]) -> None:
+    for name in published:
+        assert (top / name).read_bytes() == content(name), f"{name} was published"
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = Path(directory) / name
+            relative = str(path.relative_to(top))
+            if name.endswith(".tmp"):
+                # Closed, and not renamed yet: whole. Not closed: gone.
+                assert path.read_bytes() == content(relative.removesuffix(".tmp"))
+            elif name == "log":
+                assert path.read_bytes().replace(b"line\n", b"") == b""
+            else:
+                assert path.read_bytes() == content(relative)
+                assert relative in published | unsure
+
+
+def used(mounted_pool: Any) -> tuple[int, int]:
+    """(granules, inodes) in use; quarantine is given back within moments."""
+    deadline = time.monotonic() + 5
+    while True:
+        stats = mounted_pool.stats()
+        numbers = [int(stats[key]) for key in ("used_granules", "quarantined_granules")]
+        if numbers[1] == 0 or time.monotonic() > deadline:
+            return sum(numbers), int(stats["inodes_used"])
+        time.sleep(0.05)
+
+
+def rounds(mounted_pool: Any, records: Path, count: int, longest_s: float) -> None:
+    fresh = used(mounted_pool)
+    rng = random.Random(count)
+    for seed in range(count):
+        crash_round(mounted_pool, records, seed, rng.uniform(0.05, longest_s))
+        for name in os.listdir(mounted_pool.path):
+            subprocess.run(["rm", "-r", str(mounted_pool.path / name)], check=True, timeout=60)
+        assert used(mounted_pool) == fresh, f"round {seed} leaked"
+    mounted_pool.umount()
+
+
+@pytest.mark.parametrize("unmounted_pool", [256 * MIB], indirect=True)
+def test_a_few_rounds(mounted_pool: Any, tmp_path: Path) -> None:
+    rounds(mounted_pool, tmp_path, 4, 0.6)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("unmounted_pool", [256 * MIB], indirect=True)
+def test_fifty_rounds(mounted_pool: Any, tmp_path: Path) -> None:
+    rounds(mounted_pool, tmp_path, 50, 1.5)
+
+
+@pytest.mark.parametrize("unmounted_pool", [256 * MIB], indirect=True)
+def test_killed_while_detaching_and_attaching(
+    mounted_pool: Any, make_pool: Callable[..., Path]
+) -> None:
+    """The daemon is killed at a random moment of its own beginning or end."""
+    rng = random.Random(1)
+    for number in range(6):
+        for name in range(10):
+            (mounted_pool.path / f"f{number}-{name}").write_bytes(b"x" * 10_000)
+        subprocess.run(["umount", str(mounted_pool.path)], check=True, timeout=20)
+        time.sleep(rng.uniform(0, 0.01))
+        mounted_pool.kill9_if_running()
+        mounted_pool.assert_clean()
+        mounted_pool.mount()
+        assert len(os.listdir(mounted_pool.path)) == 10 * (number + 1)

@@ -1,0 +1,94 @@
+# Everything a person types in a checkout. Each target sets up what it needs by itself.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+export PYTHON
+
+C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch])
+SETUP_STAMP := $(VENV)/.belugafs-setup
+BUILD_STAMP := $(VENV)/.belugafs-build
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system venv wrappers build werror demo test test-heavy lint format \
+        asan tsan sim vllm-venv clean distclean uninstall
+
+help:
+	@echo "make setup       system packages, virtual environment, C core, mount helper (as root)"
+	@echo "make demo        make a pool in memory, mount it, share a KV cache between two processes"
+	@echo "make test        the tests, some minutes        (ARGS='-k name' passes on to pytest)"
+	@echo "make test-heavy  the long tests: vLLM on a mount"
+	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"
+	@echo "make build       rebuild the C core             (make werror: with -Werror, aside)"
+	@echo "make asan|tsan|sim   the C core under sanitizers; the protocol simulator"
+	@echo "make vllm-venv   a separate environment with vLLM's CPU wheel, 3.4 GB"
+	@echo "make clean       build results  (distclean: environments too; uninstall: the wrappers)"
+
+setup: system build wrappers
+
+system:
+	@tools/system_packages.sh
+
+# Re-run when the dependencies or the build description changed. setuptools is in the venv, and
+# build isolation off, so that `make build` uses the same one without a download.
+$(SETUP_STAMP): pyproject.toml setup.py | system
+	@test -x $(PY) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' wheel
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,dev]'
+	@touch $@
+
+venv: $(SETUP_STAMP)
+
+ifeq ($(wildcard belugafs/_native.*.so),)
+.PHONY: $(BUILD_STAMP)
+endif
+$(BUILD_STAMP): $(SETUP_STAMP) $(C_SOURCES)
+	$(PY) setup.py -q build_ext --inplace
+	@touch $@
+
+build: $(BUILD_STAMP)
+
+# A build with -Werror that leaves the one in use alone.
+werror: $(SETUP_STAMP)
+	BELUGAFS_WERROR=1 $(PY) setup.py -q build_ext --force \
+	    --build-temp build/werror/tmp --build-lib build/werror/lib
+
+# mount(8) looks for its helper in /sbin, which takes root; without it, `mount.belugafs` from
+# the venv does the same.
+wrappers: $(SETUP_STAMP)
+	@if [ "$$(id -u)" -eq 0 ]; then tools/wrappers.sh install $(VENV) || true; fi
+
+demo: setup
+	$(VENV)/bin/belugafs demo $(ARGS)
+
+test: setup
+	$(PY) -m pytest -m "not heavy" $(ARGS) tests
+
+test-heavy: setup vllm-venv
+	$(PY) -m pytest -m heavy $(ARGS) tests
+
+lint: $(SETUP_STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(SETUP_STAMP)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+asan tsan sim: setup
+	$(MAKE) -C tests/native $@
+
+vllm-venv:
+	@tools/vllm_venv.sh .venv-vllm
+
+clean:
+	rm -rf build dist belugafs/*.so .pytest_cache .mypy_cache .ruff_cache $(BUILD_STAMP)
+	if [ -f tests/native/Makefile ]; then $(MAKE) -C tests/native clean; fi
+
+distclean: clean
+	rm -rf $(VENV) .venv-vllm *.egg-info
+
+uninstall:
+	@if [ -d $(VENV) ]; then tools/wrappers.sh remove $(VENV); fi

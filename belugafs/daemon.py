@@ -18,6 +18,7 @@ power cut would leave, only more: everything closed is in the pool, and the next
 
 import contextlib
 import ctypes
+import errno
 import functools
 import logging
 import os
@@ -124,17 +125,37 @@ def _serve_attached(
             + ("" if os.geteuid() == 0 else " (the directory must be yours)")
         ) from None
     fusewait.install()
+    connection = mounts.connection_of(mount_point)
     session = _Session(mount_point)
     with _threads(*works):
         report.stage("waiting for the kernel's first request")
         try:
             trio.run(session.run)
         except* OSError as group:
-            number = errno_of(group)
-            log.error("the connection ended: %s", os.strerror(number) if number else group)
+            _say_end(group, mount_point, unmounted=mounts.connection_of(mount_point) != connection)
         finally:
             # Does nothing where the kernel has unmounted or the connection was aborted.
             pyfuse3.close(unmount=not session.detached)
+
+
+def _judge(record: logging.LogRecord) -> bool:
+    """A reply to a request that an umount has ended meanwhile (the kernel says ENOENT: no such
+    request) is nothing that anybody has to see to, though pyfuse3 calls it an error."""
+    ended = os.strerror(errno.ENOENT) in record.getMessage()
+    if record.name.startswith("pyfuse3") and "fuse_reply_" in record.msg and ended:
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+    return True
+
+
+def _say_end(group: BaseExceptionGroup[OSError], mount_point: str, *, unmounted: bool) -> None:
+    """Log why requests can't be read any more. An abort from /sys is an error. An ``umount`` that
+    comes while a request is being read is none, though the kernel says ECONNABORTED for both
+    (it says ENODEV, which pyfuse3 takes for the end, a moment later)."""
+    number = errno_of(group)
+    if number == errno.ECONNABORTED and unmounted:
+        log.info("unmounted %s", mount_point)
+    else:
+        log.error("the connection ended: %s", os.strerror(number) if number else group)
 
 
 class _Session:
@@ -377,4 +398,5 @@ def setup_logging(target: str, *, foreground: bool, note: Callable[[str], None])
         note("no syslog here, so the daemon's messages are lost; -o log=FILE keeps them")
         handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter(text))
+    handler.addFilter(_judge)
     root.addHandler(handler)

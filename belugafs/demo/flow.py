@@ -129,7 +129,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
                 return _two_processes(engine, options.plain_dir, run, console)
             return _on_a_mount(options, engine, console)
     except DemoError as error:
-        console.print(f"[bold red]demo failed:[/] {escape(str(error))}")
+        # soft_wrap: what may be copied into a shell or searched for stays in one piece
+        console.print(f"[bold red]demo failed:[/] {escape(str(error))}", soft_wrap=True)
         return 1
 
 

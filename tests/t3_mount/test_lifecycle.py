@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from belugafs import daemon
 
 MIB = 1 << 20
 
@@ -272,6 +275,41 @@ def test_umount_with_many_open_files_of_a_killed_process(mounted_pool: Any) -> N
     assert time.monotonic() - started < 3
     mounted_pool.umount()
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("number", "unmounted", "level"),
+    [
+        (errno.ECONNABORTED, True, logging.INFO),  # umount while a request was being read
+        (errno.ECONNABORTED, False, logging.ERROR),  # aborted through /sys
+        (errno.EIO, True, logging.ERROR),
+    ],
+)
+def test_only_an_end_that_nobody_asked_for_is_an_error(
+    number: int, unmounted: bool, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    group = ExceptionGroup("of trio", [OSError(number, os.strerror(number))])
+    daemon._say_end(group, "/mnt", unmounted=unmounted)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "number", "level"),
+    [
+        ("pyfuse3", "fuse_release(): fuse_reply_* failed with %s", errno.ENOENT, logging.INFO),
+        ("pyfuse3", "fuse_release(): fuse_reply_* failed with %s", errno.EINVAL, logging.ERROR),
+        ("belugafs.fuse", "fuse_reply_ or not: %s", errno.ENOENT, logging.ERROR),
+    ],
+)
+def test_a_reply_that_comes_after_the_end_is_no_error(
+    name: str, text: str, number: int, level: int
+) -> None:
+    text_and_args = (text, (os.strerror(number),))
+    record = logging.LogRecord(name, logging.ERROR, __file__, 1, *text_and_args, None)
+    assert daemon._judge(record)
+    assert record.levelno == level
+    assert record.levelname == logging.getLevelName(level)
 
 
 @pytest.mark.parametrize("how", ["kill", "exit", "raise"])

@@ -91,7 +91,7 @@ def hang_on_lookup(root: Path) -> None:
 
 def run_recorded(options: DemoOptions) -> tuple[int, str]:
     with open(os.devnull, "w") as nowhere:
-        console = Console(record=True, width=160, file=nowhere)
+        console = Console(record=True, width=40, file=nowhere)
         code = run_demo(options, console)
         return code, console.export_text()
 

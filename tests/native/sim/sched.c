@@ -104,7 +104,9 @@ void sched_destroy(struct sched *q)
 }
 static void point(struct sim *s, int host, bool block)
 {
-	(void)s, (void)host;
+	struct co *c = the->cur;
+	(void)host;
+	if (c && c->lazy && !block && rnd_p(&s->rng, c->lazy)) c->until = s->step + 1 + rnd_n(&s->rng, c->lazy_max);
 	if (block) sched_wait(the);
 	else sched_yield_now(the);
 }
@@ -149,6 +151,7 @@ struct co *sched_spawn(struct sched *q, int host, void (*fn)(void *), void *arg)
 		c->host = host;
 		c->state = CO_READY;
 		c->until = 0;
+		c->lazy = 0;
 		co_prepare(c);
 		return c;
 	}

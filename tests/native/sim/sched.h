@@ -18,6 +18,8 @@ struct co {
 	int host, state;
 	u64 wake_ns;  /* CO_SLEEP */
 	u64 until;    /* step before which it isn't scheduled */
+	u32 lazy;     /* of 1000 switches away from it: it gets no CPU for up to lazy_max steps */
+	u32 lazy_max;
 	void *self;   /* what pthread_self() says in it */
 };
 struct sched {

@@ -111,6 +111,7 @@ static u32 content(const u8 *buf, u32 n, bool *mixed)
 /* ---- places ---------------------------------------------------------------------------- */
 static int kind_of(u32 p) { return p < W_KEYS ? PL_KEY : p < W_KEYS + W_FILES ? PL_FILE : p < W_KEYS + W_FILES + W_REW ? PL_REW : PL_DIR; }
 static u32 place_of(int kind, u32 i) { return kind == PL_KEY ? i : kind == PL_FILE ? W_KEYS + i : kind == PL_REW ? W_KEYS + W_FILES + i : W_KEYS + W_FILES + W_REW + i; }
+static u32 some_file(void) { return place_of(PL_FILE, draw(W_DIRS) * W_NAMES + draw(W->sc.names)); }
 static u64 dir_of(u32 p) { return kind_of(p) == PL_FILE ? W->dir[(p - W_KEYS) / W_NAMES] : W->dir[0]; }
 static const char *name_of(u32 p) /* stays: coroutines keep it across their calls */
 {
@@ -316,7 +317,9 @@ static void do_file(struct hostw *h, u32 place)
 {
 	struct bfs_attr a;
 	u64 fh;
-	u32 n = some_size(), w = wr_new(h, place, n);
+	u32 n = some_size();
+	if (kind_of(place) == PL_REW) n &= ~7u; /* what is written over in part is told word by word */
+	u32 w = wr_new(h, place, n);
 	if (!w) return;
 	u32 e = ev_new(h, place, EV_SET, w);
 	const char *nm = name_of(place);
@@ -379,7 +382,7 @@ static void do_rewrite(struct hostw *h, u32 place)
 		do_file(h, place);
 		return;
 	}
-	u32 n = (u32)a.size + (chance(200) ? draw(3000) : 0);
+	u32 n = (u32)a.size + (chance(200) ? draw(3000) & ~7u : 0);
 	if (n > W_SIZE_MAX || n < 8) return;
 	bool whole = chance(600);
 	int rc = bfs_open(h->b, a.ino, O_RDWR | (whole ? O_TRUNC : 0), &fh);
@@ -469,7 +472,7 @@ static void do_batch(struct hostw *h)
 	if (rc) return;
 	sim_note(S(), h->id, "batch", 0, 0);
 	for (u32 i = 0, k = 1 + draw(5); i < k; i++) {
-		u32 p = place_of(PL_FILE, draw(W_FILES)), q = place_of(PL_FILE, draw(W_FILES)), m = place_of(PL_DIR, draw(W_MK));
+		u32 p = some_file(), q = some_file(), m = place_of(PL_DIR, draw(W_MK));
 		struct bfs_attr a;
 		const char *np = name_of(p), *nq = name_of(q), *nm = name_of(m);
 		switch (draw(3)) {
@@ -516,7 +519,9 @@ static void do_claim(struct hostw *h)
 	u64 t = S()->step;
 	bool was = bfs_is_leader(h->b);
 	sim_note(S(), h->id, "claim", 0, 0);
+	h->claiming = !was;
 	int rc = bfs_claim(h->b);
+	h->claiming = false;
 	expect(h, rc, "claim");
 	if (!rc && !was && t > h->sync) h->sync = t;
 }
@@ -604,23 +609,23 @@ static void list_dir(struct hostw *h, u32 d)
 }
 /* Several files open at once: what is held spans several lines. */
 struct held { u64 fh; struct bfs_attr a; u32 place; };
-#define HOLD 12
+#define HOLD 20
 static void hold_one(struct hostw *h, struct held *l, u32 *n, u8 *buf)
 {
 	struct bfs_attr a;
 	u64 fh;
 	u32 i = *n ? draw(*n) : 0;
-	if (*n == HOLD || (*n && chance(300))) {
+	if (*n == HOLD || (*n && chance(120))) {
 		expect(h, bfs_release(h->b, l[i].fh), "release");
 		l[i] = l[--*n];
 		return;
 	}
-	if (*n && chance(300)) {
+	if (*n && chance(400)) {
 		ssize_t k = bfs_read(h->b, l[i].fh, 0, buf, W_SIZE_MAX);
 		if (!rd_error(h, k, "read")) check_read(h, l[i].place, buf, k, &l[i].a, 0, "reads again");
 		return;
 	}
-	u32 p = place_of(PL_FILE, draw(W_FILES));
+	u32 p = some_file();
 	const char *nm = name_of(p);
 	if (rd_error(h, bfs_lookup(h->b, dir_of(p), nm, strlen(nm), &a), "lookup") || rd_error(h, bfs_open(h->b, a.ino, O_RDONLY, &fh), "open")) return;
 	l[(*n)++] = (struct held){fh, a, p};
@@ -635,8 +640,8 @@ static void reader(void *arg)
 		u32 r = draw(100);
 		look_at_snap(h);
 		if (W->sc.holder && r & 1) hold_one(h, l, &n, buf);
-		else if (r < 40) read_key(h, place_of(PL_KEY, draw(W_KEYS)), buf);
-		else if (r < 75) read_file(h, place_of(PL_FILE, draw(W_FILES)), buf);
+		else if (r < 40) read_key(h, place_of(PL_KEY, draw(W->sc.keys)), buf);
+		else if (r < 75) read_file(h, some_file(), buf);
 		else if (r < 85) read_file(h, place_of(PL_REW, draw(W_REW)), buf);
 		else if (r < 90) read_file(h, place_of(PL_DIR, draw(W_MK)), buf);
 		else if (r < 95) list_dir(h, draw(W_DIRS));
@@ -697,6 +702,7 @@ static bool join(struct hostw *h, bool follower)
 		h->marked = grave.of == h; /* or it is about to be */
 		int rc = bfs_attach(&W->s->h[h->id].m, &o, &h->b);
 		h->joining = false;
+		h->joined = rc;
 		if (rc == -EUSERS) o.slot = given(h);
 		if (!rc) {
 			h->up = true;
@@ -735,12 +741,12 @@ static void act(struct hostw *h)
 	while (r >= w[i]) r -= w[i++];
 	if ((i < 8 || i == 12) && chance(c->claim_before) && !bfs_is_leader(h->b)) do_claim(h);
 	switch (i) {
-	case 0: do_put(h, place_of(PL_KEY, draw(W_KEYS))); break;
-	case 1: do_del(h, place_of(PL_KEY, draw(W_KEYS))); break;
-	case 2: do_file(h, place_of(PL_FILE, draw(W_FILES))); break;
+	case 0: do_put(h, place_of(PL_KEY, draw(W->sc.keys))); break;
+	case 1: do_del(h, place_of(PL_KEY, draw(W->sc.keys))); break;
+	case 2: do_file(h, some_file()); break;
 	case 3: do_rewrite(h, place_of(PL_REW, draw(W_REW))); break;
-	case 4: do_unlink(h, chance(150) ? place_of(PL_REW, draw(W_REW)) : place_of(PL_FILE, draw(W_FILES))); break;
-	case 5: do_rename(h, place_of(PL_FILE, draw(W_FILES)), place_of(PL_FILE, draw(W_FILES))); break;
+	case 4: do_unlink(h, chance(150) ? place_of(PL_REW, draw(W_REW)) : some_file()); break;
+	case 5: do_rename(h, some_file(), some_file()); break;
 	case 6: do_dir(h, place_of(PL_DIR, draw(W_MK))); break;
 	case 7: if (c->evict) expect(h, bfs_evict(h->b, 1 + draw(8), &freed), "evict"); break;
 	case 8: do_claim(h); break;
@@ -758,15 +764,25 @@ static void life(void *arg)
 	h->stop = false;
 	h->others = 0;
 	h->nflight = 0;
-	if (!join(h, chance(700))) return;
+	W->q.cur->lazy = W->sc.lazy_writer, W->q.cur->lazy_max = W->sc.lazy_max;
+	if (!join(h, chance(W->sc.follower_p))) return;
 	h->others = 2;
-	sched_spawn(&W->q, h->id, reader, h);
-	sched_spawn(&W->q, h->id, timer, h);
+	struct co *r = sched_spawn(&W->q, h->id, reader, h), *t = sched_spawn(&W->q, h->id, timer, h);
+	if (r) r->lazy = W->sc.lazy_reader, r->lazy_max = W->sc.lazy_max;
+	if (t) t->lazy = W->sc.lazy_timer, t->lazy_max = W->sc.lazy_max;
 	u32 n = W->sc.actions / 2 + draw(W->sc.actions + 1);
-	for (u32 i = 0; i < n; i++) {
+	h->acting = true;
+	for (u32 i = 0; i < n && !W->duel.over; i++) {
 		act(h);
 		if (chance(300)) nap(h, 10000);
 		if (chance(W->sc.a_reattach) || (h->marked && chance(200))) break;
+	}
+	h->acting = false;
+	for (u32 i = 0; W->sc.linger && i < 200; i++) {
+		bool any = false;
+		for (int k = 0; k < W->sc.hosts; k++) any |= W->h[k].acting && k != h->id;
+		if (!any) break;
+		nap(h, 40000);
 	}
 	leave(h, chance(900));
 }
@@ -785,7 +801,7 @@ static void dies(struct hostw *h, bool crash)
 		else ev_close(h, i, EV_UNKNOWN, W->ev[i].type == EV_SET && kind_of(W->ev[i].place) != PL_DIR ? NEVER : S()->step);
 	}
 	h->b = NULL;
-	h->up = h->joining = false;
+	h->up = h->joining = h->acting = h->claiming = false;
 	h->others = 0;
 	if (grave.of && grave.by == h) grave.of = NULL;
 }
@@ -811,6 +827,58 @@ static void bury(void *arg)
 	g->of = NULL;
 	g->by->others--;
 }
+/* One host stops in the middle of something; another one goes on, falls over, comes back, and stops
+ * in the middle of something; then the first goes on alone. */
+static void duel(struct sched *q)
+{
+	struct sim *s = q->s;
+	int one = W->duel.one, two = (one + 1) % W->sc.hosts;
+	u32 wait = 300;
+	switch (W->duel.phase) {
+	case 0: /* best where it takes the lead */
+		if (!W->duel.polls) W->duel.polls = 2000, W->duel.one = (int)draw((u32)W->sc.hosts);
+		if (!W->h[W->duel.one].claiming && --W->duel.polls) {
+			s->deadline = s->step + 1 + draw(80);
+			return;
+		}
+		W->duel.polls = 0;
+		W->duel.blows = draw(4);
+		sched_pause_host(q, W->duel.one, 5000);
+		sim_note(s, W->duel.one, "STOP", 0, 0);
+		break;
+	case 1:
+		if (!W->duel.blows) break;
+		if (!sched_runs(q, two)) {
+			born_again(&W->h[two]);
+			if (!--W->duel.blows) break;
+		} else {
+			dies(&W->h[two], chance(600));
+			wait = 5;
+		}
+		W->duel.phase--;
+		break;
+	case 2: /* best where a line of its is half in the pool */
+		if (!W->duel.torn) W->duel.torn = s->torn + 1 + draw(8), W->duel.polls = 400;
+		if (s->torn < W->duel.torn && --W->duel.polls) {
+			s->deadline = s->step + 1;
+			return;
+		}
+		W->duel.torn = 0, W->duel.polls = 0;
+		sched_pause_host(q, two, 5000);
+		sched_pause_host(q, one, 0);
+		sim_note(s, one, "GO ON", 0, 0);
+		break;
+	default:
+		if (chance(500) && sched_runs(q, two)) dies(&W->h[two], true);
+		else sched_pause_host(q, two, 0);
+		if (!sched_runs(q, one)) born_again(&W->h[one]);
+		W->duel.phase = -1;
+		W->duel.over = chance(400); /* before the next change hides what was lost */
+		wait = 2 * W->sc.mean_fate;
+	}
+	W->duel.phase++;
+	s->deadline = s->step + 1 + draw(wait);
+}
 static void fate(struct sched *q)
 {
 	struct sim *s = q->s;
@@ -818,8 +886,13 @@ static void fate(struct sched *q)
 	u32 sum = c->w_kill + c->w_crash + c->w_pause + c->w_nap + c->w_dead + c->w_restart, r = draw(sum ? sum : 1);
 	struct hostw *h = &W->h[draw((u32)c->hosts)], *o = &W->h[draw((u32)c->hosts)];
 	s->deadline = s->step + 1 + draw(2 * c->mean_fate);
-	if (W->fates++ > 24) { /* let it come to an end */
+	if (W->fates++ > c->fates) { /* let it come to an end */
 		s->deadline = NEVER;
+		return;
+	}
+	if (c->duel) {
+		if (W->duel.over) s->deadline = NEVER;
+		else duel(q);
 		return;
 	}
 	if (!sched_runs(q, h->id)) { /* down */
@@ -837,7 +910,7 @@ static void fate(struct sched *q)
 		sim_note(s, h->id, "NAP", n, 0);
 		sched_pause_one(q, h->id, n);
 	} else if ((r -= c->w_nap) < c->w_dead && o != h && o->up && !o->stop && !grave.of) {
-		bool down = chance(500);
+		bool down = chance(c->w_fenced);
 		if (down && sched_runs(q, h->id)) dies(h, true);
 		else if (!down) sched_pause_host(q, h->id, 1 + draw(c->pause_max));
 		grave = (struct grave){o, h, down};
@@ -853,8 +926,12 @@ static void come_back(void *arg)
 	struct hostw *h = arg;
 	h->stop = false;
 	h->others = 0;
+	h->late = false;
 	if (!join(h, false)) {
-		if (!W->damaged) sim_fail(S(), "h%d can't join in the end: %s", h->id, bfs_errmsg());
+		/* What a host that died was reading is kept for it until it registers again: all
+		 * pages of a small pool may be. */
+		if (h->wait_for_others && h->joined == -ENOSPC) h->late = true;
+		else if (!W->damaged) sim_fail(S(), "h%d can't join in the end: %s", h->id, bfs_errmsg());
 		return;
 	}
 	for (int i = 0; i < 2; i++) expect(h, bfs_tick(h->b), "tick");
@@ -1068,6 +1145,7 @@ bool world_run(const struct scen *sc, bool trace)
 	W->damaged = false;
 	W->left = 0;
 	W->fates = 0;
+	memset(&W->duel, 0, sizeof W->duel);
 	grave.of = NULL;
 	memset(W->given, 0, sizeof W->given);
 	memset(W->mixed, 0, sizeof W->mixed);
@@ -1078,7 +1156,7 @@ bool world_run(const struct scen *sc, bool trace)
 		h->w = W, h->id = i;
 		h->uuid[0] = 0x1000 + (u64)i, h->uuid[1] = sc->seed;
 		h->boot = 1 + (u64)i * 100;
-		h->b = NULL, h->up = h->joining = false, h->lives = 0, h->nflight = 0, h->others = 0;
+		h->b = NULL, h->up = h->joining = h->acting = h->claiming = false, h->lives = 0, h->nflight = 0, h->others = 0;
 		if (i < sc->hosts) sched_spawn(&W->q, i, life, h);
 	}
 	W->q.fate = fate;
@@ -1093,10 +1171,13 @@ bool world_run(const struct scen *sc, bool trace)
 		W->q.limit = s->step + 2000000;
 		sched_run(&W->q);
 	}
-	for (int i = 0; i < sc->hosts && !s->failed; i++) {
-		run_quiet(come_back, &W->h[i]);
-		if (sched_runs(&W->q, i)) sim_fail(s, "h%d hangs in the end", i);
-	}
+	for (int round = 0; round < 2; round++)
+		for (int i = 0; i < sc->hosts && !s->failed; i++) {
+			if (round && !W->h[i].late) continue;
+			W->h[i].wait_for_others = !round;
+			run_quiet(come_back, &W->h[i]);
+			if (sched_runs(&W->q, i)) sim_fail(s, "h%d hangs in the end", i);
+		}
 	if (!s->failed) {
 		for (int i = 0; i < sc->hosts; i++) sim_settle(s, i);
 		s->quiet_mem = true;
@@ -1146,12 +1227,19 @@ void scen_draw(struct scen *c, u64 seed, int hosts)
 	c->publish_close = P(200);
 	c->busy_readers = P(400);
 	c->holder = P(200);
+	c->linger = P(300);
+	c->keys = P(800) ? W_KEYS : 2;
+	c->names = P(800) ? 4 : 1 + N(W_NAMES);
 	c->splitter = P(120);
 	c->corrupt_data = P(60);
 	c->corrupt_meta = c->corrupt_data && P(400);
 	c->mean_fate = P(200) ? 0 : 200 + N(4000);
-	c->w_kill = N(10), c->w_crash = N(10), c->w_pause = N(30), c->w_nap = N(30), c->w_dead = N(6), c->w_restart = 1;
+	c->w_kill = N(10), c->w_crash = N(10), c->w_pause = N(30), c->w_nap = N(30), c->w_dead = N(6), c->w_fenced = 500, c->w_restart = 1;
+	c->fates = 24;
 	c->pause_max = P(500) ? 500 : 6000;
+	c->follower_p = 700;
+	c->lazy_writer = P(100) ? 10 : 0;
+	c->lazy_reader = P(200) ? 20 : 0, c->lazy_timer = P(200) ? 20 : 0, c->lazy_max = P(500) ? 300 : 3000;
 	c->a_put = 4 + N(12), c->a_del = N(8), c->a_file = 2 + N(10), c->a_rewrite = N(5), c->a_unlink = N(6), c->a_rename = N(6), c->a_mkdir = N(4);
 	c->a_evict = c->evict ? N(4) : 0, c->a_claim = 1 + N(4), c->a_refresh = N(4), c->a_scan = N(3), c->a_reclaim = N(3), c->a_batch = N(4), c->a_idle = N(6);
 	c->a_reattach = P(300) ? 60 : 0;

@@ -9,7 +9,7 @@
 #define W_HOSTS 3
 #define W_KEYS 10
 #define W_DIRS 3
-#define W_NAMES 4
+#define W_NAMES 8
 #define W_FILES (W_DIRS * W_NAMES)
 #define W_REW 2
 #define W_MK 2
@@ -29,11 +29,17 @@ struct scen {
 	u64 suspect_ns, tick_ns;
 	bool splitter, evict, corrupt_data, corrupt_meta, batches, publish_close, busy_readers;
 	u32 mean_fate; /* steps between blows of fate, 0 = none */
-	u32 w_kill, w_crash, w_pause, w_nap, w_dead, w_restart;
+	u32 fates; /* at most */
+	u32 w_kill, w_crash, w_pause, w_nap, w_dead, w_fenced, w_restart;
 	u32 pause_max;
+	u32 keys, names; /* in use: keys, names in a directory */
+	u32 lazy_writer, lazy_reader, lazy_timer, lazy_max; /* see struct co */
 	/* weights of a writer's actions */
 	u32 a_put, a_del, a_file, a_rewrite, a_unlink, a_rename, a_mkdir, a_evict, a_claim, a_refresh, a_scan, a_reclaim, a_batch, a_idle, a_reattach;
+	u32 follower_p;   /* of 1000 attaches: doesn't take the lead at once */
+	bool duel;        /* blows of fate come as duel() below them says */
 	bool holder;      /* readers keep several files open */
+	bool linger;      /* a host whose work is done reads on while others work */
 	u32 claim_before; /* of 1000 changes: take the lead first */
 	u32 fsync_p, killed_p, size_big;
 };
@@ -59,6 +65,9 @@ struct hostw {
 	struct bfs *b;
 	u64 uuid[2], boot;
 	bool up, stop, joining;
+	bool acting, claiming;
+	bool late, wait_for_others; /* see come_back() */
+	int joined;   /* what attach said */
 	bool marked;  /* somebody declares this registration dead */
 	int others;   /* coroutines beside the writer */
 	u32 lives;
@@ -84,6 +93,7 @@ struct world {
 	u32 left;     /* first writings that were abandoned and not unlinked */
 	bool damaged; /* media damage was done: EIO is right now */
 	u32 fates;
+	struct { int phase, one; u32 blows, polls; u64 torn; bool over; } duel;
 	bool mixed[W_PLACES];      /* was written over in part: the sum says that it is as written, no more */
 	bool given[BFS_HOSTS_MAX]; /* slots that the operator gave away */
 	u64 ops, acks, reads, hits; /* of this run */

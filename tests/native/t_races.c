@@ -1,0 +1,392 @@
+/* Races of two hosts, each interleaving of a kind tried in turn: one host's call is interrupted at
+ * each of its accesses to the pool, there another host's calls run, whole or until that host falls
+ * over at one of its stores (the line half in the pool, or all of it), and then the first goes on.
+ * What the simulator draws at random, and meets once in a million runs, is met here for certain.
+ *
+ * The memory is coherent, so what a cache keeps back is the simulator's matter.
+ *
+ *   t_races [claim|scan|held]...
+ *   t_races --mutants              in builds with BFS_MUTANTS: each that is named below is noticed */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "internal.h"
+
+#define SIZE (4ull << 20)
+#define HOSTS 3
+#define N(s) (s), strlen(s)
+enum { HALF, WHOLE, MANNERS };
+
+/* ---- hosts and their accesses ------------------------------------------------------------ */
+struct host {
+	struct bfs_mem mem;
+	struct bfs *b;
+	u64 steps, stores;
+	u64 call_at; /* before this step `call` runs, once */
+	void (*call)(void);
+	u64 die_at;  /* at this store the host falls over */
+	int manner;
+	jmp_buf out;
+	u8 *arena; /* a host that fell over leaves its memory as it was */
+	size_t used;
+};
+#define ARENA (32u << 20)
+static struct host host[HOSTS];
+static u8 *pool, *image;
+static u8 soiled[SIZE / 4096];
+static u64 clock_ns, runs;
+
+static void die(const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	fprintf(stderr, "t_races: ");
+	vfprintf(stderr, fmt, ap);
+	fprintf(stderr, " (last error: %s)\n", bfs_errmsg());
+	va_end(ap);
+	exit(1);
+}
+static struct host *of(struct bfs_mem *m) { return m->priv; }
+static void step(struct bfs_mem *m)
+{
+	struct host *h = of(m);
+	if (++h->steps != h->call_at || !h->call) return;
+	void (*f)(void) = h->call;
+	h->call = NULL;
+	f();
+}
+static void soil(const void *p, size_t n)
+{
+	size_t a = (size_t)((const u8 *)p - pool);
+	if (n) memset(soiled + a / 4096, 1, (a + n - 1) / 4096 - a / 4096 + 1);
+}
+static void m_store(struct bfs_mem *m, void *d, const void *s, size_t n)
+{
+	struct host *h = of(m);
+	step(m);
+	soil(d, n);
+	if (++h->stores == h->die_at) {
+		memcpy(d, s, h->manner == HALF ? n / 2 : n);
+		longjmp(h->out, 1);
+	}
+	memcpy(d, s, n);
+}
+static void m_inval(struct bfs_mem *m, const void *p, size_t n) { (void)p, (void)n, step(m); }
+static void m_fence(struct bfs_mem *m) { step(m); }
+static void m_dirty(struct bfs_mem *m, void *p, size_t n) { (void)m, soil(p, n); }
+static int m_in(struct bfs_mem *m, void *d, const void *s, size_t n) { return step(m), soil(d, n), memcpy(d, s, n), 0; }
+static int m_out(struct bfs_mem *m, void *d, const void *s, size_t n) { return step(m), memcpy(d, s, n), 0; }
+static int m_zero(struct bfs_mem *m, void *d, size_t n) { return step(m), soil(d, n), memset(d, 0, n), 0; }
+static u64 m_now(struct bfs_mem *m) { return (void)m, 1700000000000000000ull + (clock_ns += 1000); }
+static u64 m_mono(struct bfs_mem *m) { return (void)m, clock_ns += 1000; }
+static u64 m_rand(struct bfs_mem *m) { return of(m)->steps * 0x9E3779B97F4A7C15ull + 1; }
+static void m_pause(struct bfs_mem *m, u64 ns) { (void)m, clock_ns += ns; }
+static void *m_alloc(struct bfs_mem *m, size_t n)
+{
+	struct host *h = of(m);
+	void *p = h->arena + h->used;
+	h->used += (n + 63) & ~(size_t)63;
+	if (h->used > ARENA) die("the arena is too small");
+	return memset(p, 0, n);
+}
+static void m_free(struct bfs_mem *m, void *p) { (void)m, (void)p; }
+static const struct bfs_mem_ops ops = {
+	.name = "interrupted", .store = m_store, .inval = m_inval, .flush = m_inval, .fence = m_fence, .dirty = m_dirty,
+	.copy_in = m_in, .copy_out = m_out, .zero = m_zero,
+	.now_ns = m_now, .mono_ns = m_mono, .rand64 = m_rand, .pause = m_pause, .alloc = m_alloc, .free = m_free,
+};
+
+static void must(int rc, const char *what)
+{
+	if (rc < 0) die("%s: %s", what, strerror(-rc));
+}
+static void attach(int i, bool follower)
+{
+	struct bfs_opts o = {.uuid = {1 + (u64)i}, .boot = 1, .slot = i, .follower = follower, .evict_none = true};
+	must(bfs_attach(&host[i].mem, &o, &host[i].b), "attach");
+}
+/* the pool as the image has it, nobody attached */
+static void restart(void)
+{
+	for (size_t i = 0; i < sizeof soiled; i++)
+		if (soiled[i]) memcpy(pool + i * 4096, image + i * 4096, 4096), soiled[i] = 0;
+	for (int i = 0; i < HOSTS; i++) {
+		struct host *h = &host[i];
+		h->mem = (struct bfs_mem){.ops = &ops, .base = pool, .size = SIZE, .priv = h};
+		h->b = NULL, h->steps = h->stores = h->call_at = h->die_at = 0, h->call = NULL, h->used = 0;
+	}
+	clock_ns = 0;
+	runs++;
+}
+static void new_pool(void)
+{
+	struct bfs_mkfs_params p = {.size_bytes = SIZE, .inodes = 512, .nhosts = 4, .incarnation = 0x1234567, .uuid = {9}};
+	memset(pool, 0, SIZE), memset(image, 0, SIZE);
+	restart();
+	must(bfs_mkfs(&host[0].mem, &p, NULL), "mkfs");
+}
+static void keep_image(void)
+{
+	memcpy(image, pool, SIZE);
+	memset(soiled, 0, sizeof soiled);
+}
+
+/* ---- two hosts that take the lead from each other ------------------------------------------- */
+/* What each acknowledged, by name; a name that isn't may be there or not. */
+static bool acked[26];
+static int script; /* digits in base 3, lowest first: 1 make a directory, 2 claim */
+static void make(struct host *h, char c)
+{
+	struct bfs_attr a;
+	if (bfs_mkdir(h->b, 1, &c, 1, 0755, 0, 0, &a) == 0) acked[c - 'a'] = true;
+}
+static void play(void)
+{
+	struct host *h = &host[0];
+	if (setjmp(h->out)) return;
+	char c = 'd';
+	for (int s = script; s; s /= 3)
+		if (s % 3 == 1) make(h, c++);
+		else if (s % 3 == 2) bfs_claim(h->b);
+}
+/* host 0 leads, or has lost the lead to host 1 before */
+static void before(bool led)
+{
+	restart();
+	memset(acked, 0, sizeof acked);
+	attach(0, false);
+	attach(1, true);
+	make(&host[0], 'a');
+	if (led) {
+		must(bfs_claim(host[1].b), "claim");
+		make(&host[1], 'b');
+		must(bfs_claim(host[0].b), "claim");
+	}
+	make(&host[0], 'c');
+	for (int i = 0; i < 2; i++) host[i].steps = host[i].stores = 0;
+}
+static void afterwards(u64 at, u64 store, int manner)
+{
+	attach(2, false);
+	for (int i = 0; i < 26; i++) {
+		struct bfs_attr a;
+		char c = (char)('a' + i);
+		int rc = bfs_lookup(host[2].b, 1, &c, 1, &a);
+		if (rc && (rc != -ENOENT || acked[i]))
+			die("claim: directory %c is gone (%s): host 1 interrupted at step %llu, script %d, host 0 fell over at store %llu, %s", c, strerror(-rc), (unsigned long long)at, script, (unsigned long long)store, manner == HALF ? "half" : "whole");
+	}
+}
+static void taking_over(void)
+{
+	bfs_claim(host[1].b);
+	make(&host[1], 'z');
+}
+static void t_claim(void)
+{
+	static const int scripts[] = {1, 2, 1 + 3 * 2, 1 + 3 * 1 + 9 * 2, 1 + 3 * 2 + 9 * 1, 2 + 3 * 1, 2 + 3 * 1 + 9 * 1};
+	new_pool();
+	keep_image();
+	for (int led = 0; led < 2; led++)
+		for (u32 k = 0; k < sizeof scripts / sizeof *scripts; k++) {
+			script = scripts[k];
+			before(led);
+			taking_over();
+			u64 steps = host[1].steps;
+			for (u64 at = 1; at <= steps; at++)
+				for (u64 store = 0, stores = 0; store <= stores; store++)
+					for (int manner = 0; manner < MANNERS; manner++) {
+						before(led);
+						host[1].call_at = at, host[1].call = play;
+						host[0].die_at = store, host[0].manner = manner;
+						taking_over();
+						if (!store) {
+							stores = host[0].stores;
+							make(&host[0], 'x'), make(&host[1], 'y'); /* all are alive */
+						}
+						afterwards(at, store, manner);
+						if (!store) break;
+					}
+		}
+}
+
+/* ---- files that are open while they are deleted ------------------------------------------------ */
+#define FILES 8
+#define BYTES 12288u
+static u8 buf[BYTES], got[BYTES];
+static u64 ino[FILES], fh[FILES];
+static void content(u32 i) { memset(buf, 'A' + (int)i, sizeof buf); }
+static void name(char *s, char kind, u32 i) { sprintf(s, "%c%u", kind, i); }
+static void put(struct host *h, char kind, u32 i)
+{
+	struct bfs_attr a;
+	u64 f;
+	char s[16];
+	name(s, kind, i);
+	content(kind == 'f' ? i : 20);
+	must(bfs_create(h->b, 1, N(s), 0644, 0, 0, O_RDWR, &a, &f), "create");
+	if (bfs_write(h->b, f, 0, buf, sizeof buf) != (ssize_t)sizeof buf) die("write");
+	must(bfs_flush(h->b, f, false), "close");
+	must(bfs_release(h->b, f), "release");
+	if (kind == 'f') ino[i] = a.ino;
+}
+static void files_pool(void)
+{
+	new_pool();
+	attach(0, false);
+	for (u32 i = 0; i < FILES; i++) put(&host[0], 'f', i), put(&host[0], 'g', i); /* no two neighbours */
+	must(bfs_detach(host[0].b, true), "detach");
+	keep_image();
+}
+static void open_file(u32 i) { must(bfs_open(host[1].b, ino[i], O_RDONLY, &fh[i]), "open"); }
+static void unlink_file(u32 i)
+{
+	char s[16];
+	name(s, 'f', i);
+	must(bfs_unlink(host[0].b, 1, N(s)), "unlink");
+}
+/* All free space is written over; then the open files are read. */
+static void write_over(const char *what, u64 at)
+{
+	struct host *h = &host[0];
+	struct bfs_attr a;
+	u64 f;
+	content(21);
+	must(bfs_create(h->b, 1, N("all"), 0644, 0, 0, O_RDWR, &a, &f), "create");
+	for (u64 off = 0; bfs_write(h->b, f, off, buf, 4096) == 4096; off += 4096) {}
+	for (u32 i = 0; i < FILES; i++) {
+		if (!fh[i]) continue;
+		content(i);
+		if (bfs_read(host[1].b, fh[i], 0, got, sizeof got) != (ssize_t)sizeof got || memcmp(got, buf, sizeof buf))
+			die("%s: file %u is open and was given away; interrupted at step %llu", what, i, (unsigned long long)at);
+	}
+}
+static void begin(void)
+{
+	restart();
+	memset(fh, 0, sizeof fh);
+	attach(0, false);
+	attach(1, true);
+}
+static void give_back(void)
+{
+	for (int i = 0; i < 2; i++) {
+		must(bfs_apply_scan(host[0].b), "scan");
+		must(bfs_reclaim(host[0].b), "reclaim");
+	}
+}
+
+/* While a host is looking what it holds, a thread of its own opens a file, which another host
+ * deletes, and the first hears of it. */
+static void open_and_delete(void)
+{
+	open_file(0);
+	unlink_file(0);
+	must(bfs_refresh(host[1].b), "refresh");
+}
+static void t_scan(void)
+{
+	files_pool();
+	for (u64 at = 1, steps = 1; at <= steps; at++) {
+		begin();
+		host[1].steps = 0, host[1].call_at = at, host[1].call = open_and_delete;
+		must(bfs_apply_scan(host[1].b), "scan");
+		if (at == 1) steps = host[1].steps;
+		if (!fh[0]) break;
+		give_back();
+		write_over("scan", at);
+	}
+}
+
+/* The list of what a host holds changes while the leader reads it. */
+static void close_one(void)
+{
+	must(bfs_release(host[1].b, fh[0]), "release");
+	fh[0] = 0;
+	must(bfs_apply_scan(host[1].b), "scan");
+}
+static void t_held(void)
+{
+	files_pool();
+	for (u64 at = 1, steps = 1; at <= steps; at++) {
+		begin();
+		for (u32 i = 0; i < FILES; i++) open_file(i);
+		for (u32 i = 0; i < FILES; i++) unlink_file(i);
+		must(bfs_refresh(host[1].b), "refresh");
+		must(bfs_apply_scan(host[1].b), "scan");
+		must(bfs_apply_scan(host[0].b), "scan");
+		host[0].steps = 0, host[0].call_at = at, host[0].call = close_one;
+		must(bfs_reclaim(host[0].b), "reclaim");
+		if (at == 1) steps = host[0].steps;
+		if (fh[0]) break;
+		write_over("held", at);
+	}
+}
+
+/* ---- mutants ------------------------------------------------------------------------------------- */
+static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}};
+#define TESTS (sizeof tests / sizeof *tests)
+static bool wanted(const char *name, int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++)
+		if (!strcmp(argv[i], name)) return true;
+	return argc < 2;
+}
+#ifdef BFS_MUTANTS
+int bfs_mutant;
+static const struct { int id; const char *name, *test; } mutants[] = {
+#define M(x, test) {x, #x, test}
+	M(MUT_NO_PREPUBLISH_CHECK, "claim"), M(MUT_ONE_ROOT_LINE, "claim"), M(MUT_ROOTS_BEFORE_CLAIM, "claim"),
+	M(MUT_SCAN_BEFORE_APPLY, "scan"), M(MUT_HELD_NO_SCAN_NUMBER, "held"),
+#undef M
+};
+static int run_mutants(void)
+{
+	int survived = 0;
+	for (u32 i = 0; i < sizeof mutants / sizeof *mutants; i++) {
+		fflush(NULL);
+		pid_t pid = fork();
+		if (!pid) {
+			if (!freopen("/dev/null", "w", stderr)) _exit(9);
+			bfs_mutant = mutants[i].id;
+			for (u32 k = 0; k < TESTS; k++)
+				if (!strcmp(tests[k].name, mutants[i].test)) tests[k].f();
+			_exit(0);
+		}
+		int status = 0;
+		waitpid(pid, &status, 0);
+		bool noticed = WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 1);
+		printf("t_races: %-26s %s\n", mutants[i].name, noticed ? "noticed" : "NOT NOTICED");
+		survived += !noticed;
+	}
+	return survived != 0;
+}
+#endif
+
+int main(int argc, char **argv)
+{
+	pool = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	image = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	for (int i = 0; i < HOSTS; i++) host[i].arena = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (pool == MAP_FAILED || image == MAP_FAILED || host[HOSTS - 1].arena == MAP_FAILED) die("no memory");
+#ifdef BFS_MUTANTS
+	if (argc == 2 && !strcmp(argv[1], "--mutants")) return run_mutants();
+#endif
+	for (u32 k = 0; k < TESTS; k++) {
+		if (!wanted(tests[k].name, argc, argv)) continue;
+		struct timespec t0, t1;
+		u64 first = runs;
+		clock_gettime(CLOCK_MONOTONIC, &t0);
+		tests[k].f();
+		clock_gettime(CLOCK_MONOTONIC, &t1);
+		printf("t_races: %-6s %7llu interleavings, %.1f s\n", tests[k].name, (unsigned long long)(runs - first), (double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec) / 1e9);
+	}
+	return 0;
+}

@@ -73,7 +73,8 @@ def demo_command(
 
     Exit code 0: the second process found blocks and its tokens were the same.
     """
-    from belugafs.demo.flow import DemoOptions, run_demo
+    from belugafs.demo.contract import DemoOptions
+    from belugafs.demo.flow import run_demo
 
     if plain_dir is not None and (mountpoint is not None or keep):
         raise click.UsageError("--plain-dir makes no mount: --dir and --keep mean nothing with it")

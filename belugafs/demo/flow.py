@@ -1,7 +1,7 @@
 """The demo from beginning to end: pool, mount, two engine processes, what a person sees of it.
 
-``run_demo`` is what the command calls. The engines are behind one small interface, ``Engine``,
-so that numpy and vLLM show the same table.
+``run_demo`` is what the command calls. The engines are behind one small interface
+(:mod:`belugafs.demo.contract`), so that numpy and vLLM show the same table.
 """
 
 from __future__ import annotations
@@ -13,59 +13,18 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from belugafs.demo.mounting import DemoError, DemoMount, Ran, run, tool
+from belugafs.demo.contract import DemoOptions, Engine, EngineRun, Runner
+from belugafs.demo.mounting import DemoError, DemoMount, run, tool
 
 _SHM = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """What the command line says. ``size`` is text for mkfs; ``timeout_s`` is for one engine."""
-
-    engine: str = "numpy"
-    size: str = "256M"
-    keep: bool = False
-    mountpoint: Path | None = None
-    plain_dir: Path | None = None
-    prompt_tokens: int = 2100
-    new_tokens: int = 24
-    block_tokens: int = 64
-    read: str = "mmap"
-    timeout_s: float = 180.0
-
-
-@dataclass(frozen=True)
-class EngineRun:
-    """What one engine process reported; times in seconds, ``ttft_s`` is time to first token."""
-
-    prompt_tokens: int
-    hit_tokens: int
-    tokens: list[int]
-    ttft_s: float
-    notes: dict[str, str]
-
-
-Runner = Callable[..., Ran]
-
-
-class Engine(Protocol):
-    """An engine that keeps blocks in a directory. ``process`` runs one fresh process of it."""
-
-    title: str
-
-    def process(self, kv_dir: Path, runner: Runner) -> EngineRun: ...
-
-    def close(self) -> None: ...
 
 
 class NumpyEngine:

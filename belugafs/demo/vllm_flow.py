@@ -14,13 +14,11 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belugafs.demo.contract import DemoOptions, EngineRun, Runner
 from belugafs.demo.mounting import DemoError, run
 from belugafs.demo.text import prompt_text
-
-if TYPE_CHECKING:
-    from belugafs.demo.flow import DemoOptions, EngineRun, Runner
 
 SIDE = Path(__file__).parent / "vllm_side"
 PRIMARY_TIER_BYTES = 256 << 20
@@ -144,8 +142,6 @@ class VllmEngine:
         self._prompt.write_text(prompt_text(min(options.prompt_tokens, 3500)))
 
     def process(self, kv_dir: Path, runner: Runner) -> EngineRun:
-        from belugafs.demo.flow import EngineRun
-
         if not self._model.exists():
             make_tiny_model(self._model)
         o = self._options

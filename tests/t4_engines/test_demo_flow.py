@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from belugafs.demo import flow, mounting
-from belugafs.demo.flow import DemoOptions, EngineRun, NumpyEngine, run_demo
+from belugafs.demo.contract import DemoOptions, EngineRun, Runner
+from belugafs.demo.flow import NumpyEngine, run_demo
 from belugafs.demo.mounting import DemoError, DemoMount, mount_entry
 
 SMALL = DemoOptions(prompt_tokens=260, new_tokens=4, block_tokens=64)
@@ -74,7 +75,7 @@ class _Scripted:
         self._runs = list(runs)
         self.closed = False
 
-    def process(self, kv_dir: Path, runner: flow.Runner) -> EngineRun:
+    def process(self, kv_dir: Path, runner: Runner) -> EngineRun:
         return self._runs.pop(0)
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from belugafs.demo import mounting
-from belugafs.demo.flow import DemoOptions, run_demo
+from belugafs.demo.contract import DemoOptions
+from belugafs.demo.flow import run_demo
 from belugafs.demo.mounting import DemoError, DemoMount, mount_entry
 
 pytestmark = pytest.mark.skipif(
@@ -164,10 +165,10 @@ def test_sigterm_cleans_up(stand_in: Path) -> None:
     hang_on_lookup(stand_in)
     mountpoint = stand_in / "mnt"
     code = (
-        "from belugafs.demo import flow, mounting; from pathlib import Path; import sys;"
+        "from belugafs.demo import contract, flow, mounting; from pathlib import Path; import sys;"
         f"mounting.tool = flow.tool = lambda name: [{str(stand_in / 'bin')!r} + '/' + name];"
         "mounting._wrapper_is_ours = lambda: False;"
-        f"options = flow.DemoOptions(size='1M', mountpoint=Path({str(mountpoint)!r}));"
+        f"options = contract.DemoOptions(size='1M', mountpoint=Path({str(mountpoint)!r}));"
         "sys.exit(flow.run_demo(options))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as child:

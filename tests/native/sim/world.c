@@ -193,8 +193,9 @@ static bool replaced(const struct ev *e, u32 place, u64 t1, u64 sync)
 		if (n == e || n->t0 <= t1) continue;
 		if (n->state == EV_ACK && n->t1 < sync) return true;
 		if (n->state == EV_DURABLE && sync == NEVER) {
-			/* it is there in the end, unless somebody else took the name first */
-			bool sure = true;
+			/* it is there in the end, unless somebody else took the name first, or its host
+			 * can't come back over damaged pages to bring it */
+			bool sure = !(W->damaged && W->sc.corrupt_meta);
 			for (u32 k = W->head[place]; k; k = W->ev[k].next)
 				if (&W->ev[k] != n && W->ev[k].state != EV_FAIL && W->ev[k].t1 > n->t0) sure = false;
 			if (sure) return true;

@@ -4,9 +4,12 @@
  *   pin.c    snapshots, readers, pins; host.c applied/held, heartbeat, timer   (lead.h)
  *   page.c   metadata pages: validated reads, copy on write, free, reuse
  *   radix.c hash.c btree.c   tables in the tree
- *   object.c slots; name.c directories and entries; xattr.c; block.c native blocks
+ *   object.c slots; name.c look-ups and entries, name_make.c name_move.c name_list.c what is done by
+ *   name, name_syn.c prefix directories of block namespaces   (name.h); xattr.c; block.c native blocks
  *   alloc.c  regions, extents, quarantine; evict.c watermarks, recency
- *   inode.c  objects that are open on this host, handles; file.c read and write; seal.c
+ *   inode.c  objects that are open on this host; map.c their maps; handle.c; hazard.c what is being read
+ *   file.c create and close, file_read.c, file_overlay.c, file_write.c, file_size.c; row.c;
+ *   seal.c, seal_close.c, seal_recover.c               (file.h)
  *   fsck*.c (fsck.h)
  * Lock order: wlock -> inode.lock is NOT allowed to be reversed: see struct bfs_inode.
  */
@@ -205,7 +208,7 @@ int nm_mkdir(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32
 /* The last release of an orphan of that host: its record and the object. */
 int nm_free_orphan(struct txn *t, u32 host, u64 ino);
 static inline u64 nm_keyb(const u8 *key, size_t klen) { return klen < 2 ? 0 : (u64)key[0] << 56 | (u64)key[1] << 48; } /* b of BFS_T_KEYS */
-int fl_truncate(struct bfs *b, u64 ino, u64 fh, u64 size); /* file.c: setattr of the size */
+int fl_truncate(struct bfs *b, u64 ino, u64 fh, u64 size); /* file_size.c: setattr of the size */
 
 /* ---- xattr.c --------------------------------------------------------------------------------- */
 int blob_write(struct txn *t, struct bfs_ptr *p, const void *data, u32 len); /* replaces */

@@ -690,7 +690,7 @@ static u64 priv(u64 dir, const char *name, u32 host, int want)
 	u64 ino = 0;
 	OK(op_begin(b, &t));
 	int rc = nm_create(t, dir, N(name), 0644, 1, 1, (u8)(host + 1), &ino);
-	if (!rc) { /* as file.c does */
+	if (!rc) { /* as bfs_create does */
 		struct bfs_rec r = {.k = KEY(BFS_T(BFS_T_OPEN, host), INO_SLOT(ino), 0), .x = ino, .y = 0};
 		rc = bt_put(t, &r);
 	}

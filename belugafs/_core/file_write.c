@@ -1,0 +1,252 @@
+/* Writing files.
+ *
+ * Which bytes of an extent mean anything: those below the file's size.  Granules are
+ * granted as they are, with whatever a former owner left in them; so a store that grows
+ * the file over a gap zeroes the gap, and a store that covers a granule in part brings
+ * the rest of it along.  Hence every mapped byte below `size` has been written by this
+ * file, at any moment (a crash in between shows the old size, which is in the row).
+ *
+ * Stores that change neither map nor size hold the lock shared, so that parallel pwrites
+ * go on in parallel. */
+#include <fcntl.h>
+#include <sys/stat.h>
+#include "file.h"
+
+#define COW_UNIT 16u    /* granules copied at once, so that small rewrites don't shred the file */
+
+/* ---- stores ------------------------------------------------------------------------------------------------ */
+int fl_put_bytes(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len)
+{
+	for (int i = mp_at(in, off / BFS_GRANULE); len; i++) {
+		const struct bfs_extent *e = &in->ext[i];
+		u64 skip = off - e->file_granule * BFS_GRANULE;
+		size_t n = min64(len, (u64)e->len * BFS_GRANULE - skip);
+		u8 *d = (u8 *)al_mem(b, e->addr) + skip;
+		if (src ? b->m->ops->copy_in(b->m, d, src, n) : b->m->ops->zero(b->m, d, n)) return fl_medium(b, in, e->addr + skip / BFS_GRANULE, granules(skip % BFS_GRANULE + n), -EIO);
+		fl_stored(in, off, off + n);
+		if (src) src += n;
+		off += n, len -= n;
+	}
+	return 0;
+}
+
+/* The outcome is unknown, or the tree isn't what this inode took it for. */
+bool fl_again(struct bfs_inode *in, int rc, int *tries)
+{
+	if (rc != -EAGAIN) return false;
+	in->reload = true;
+	return ++*tries < 5;
+}
+
+static bool is_base(const struct bfs_inode *in, u64 g)
+{
+	int i = mp_at(in, g);
+	return i < in->next_ext && in->ext[i].file_granule <= g && in->ext[i].addr && !in->ext[i].overlay;
+}
+
+/* [off, end) becomes overlay, in a file that is unsealed.  What a first and a last granule
+ * have outside of it comes along; `more` is welcome behind it. */
+static int prepare_once(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u64 more, bool creator)
+{
+	u64 size = atomic_load(&in->size), lo = off / BFS_GRANULE, hi = off < end ? granules(end) : lo;
+	struct want w = {lo, hi, more, false, creator};
+	struct gap g[GAPS];
+	u8 *old = NULL;
+	int rc = 0, ng;
+	if (off < end && (in->state == BFS_ST_SEALED || in->base_end > lo)) {
+		u64 base_end = in->state == BFS_ST_SEALED ? granules(size) : min64(in->base_end, granules(size));
+		while (w.fg % COW_UNIT && is_base(in, w.fg - 1)) w.fg--;
+		while (w.end % COW_UNIT && w.end < base_end && is_base(in, w.end)) w.end++;
+		/* A chunk that is changed in part gets a new sum: over what was right before. */
+		if (in->nsums) fl_vtag(b, in);
+		for (u64 c = off / b->sb.chunk_bytes; c <= (end - 1) / b->sb.chunk_bytes; c++)
+			if (fl_covered(b, in, c) && (off > c * b->sb.chunk_bytes || end < min64((c + 1) * b->sb.chunk_bytes, size))) {
+				u8 x;
+				if ((rc = fl_read_chunk(b, in, c, c * b->sb.chunk_bytes, &x, 1))) return rc;
+			}
+	}
+	u64 head = w.fg * BFS_GRANULE, hn = 0, tn = 0; /* bytes from head, bytes behind end */
+	if (off < end && head < off && head < size && !mp_is_overlay(in, w.fg, w.fg + 1)) hn = min64(off, size) - head;
+	if (off < end && end < w.end * BFS_GRANULE && end < size && !mp_is_overlay(in, w.end - 1, w.end)) tn = min64(w.end * BFS_GRANULE, size) - end;
+	if (hn + tn && !(old = xalloc(b, hn + tn))) return -ENOMEM;
+	if (hn) rc = fl_read_range(b, in, head, old, hn);
+	if (!rc && tn) rc = fl_read_range(b, in, end, old + hn, tn);
+	while (!rc && ((ng = ov_gaps(in, &w, g, GAPS, 16ull * b->sb.region_granules)) > 0 || in_sealed(in))) {
+		rc = ov_grant(b, in, &w, g, ng);
+	}
+	if (!rc) rc = ov_row_dirty(b, in);
+	if (!rc && hn) rc = fl_put_bytes(b, in, head, old, hn);
+	if (!rc && tn) rc = fl_put_bytes(b, in, end, old + hn, tn);
+	xfree(b, old);
+	return rc;
+}
+
+/* Anew each time: when the outcome of a grant is in doubt, size and content may be another
+ * host's by the time that they are known.  The caller, too, asks for the size after this. */
+int fl_prepare(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u64 more, bool creator)
+{
+	int rc, tries = 0;
+	while (fl_again(in, rc = prepare_once(b, in, off, end, more, creator), &tries))
+		if ((rc = sl_settle(b, in))) break;
+	return rc;
+}
+
+/* sums noted while writing; under the lock, shared or not */
+void fl_sums_drop(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
+{
+	for (u64 c = off / b->sb.chunk_bytes; c < in->wsum_cap && c * b->sb.chunk_bytes < end; c++) __atomic_store_n(&in->wsum[c], 0, __ATOMIC_RELAXED);
+}
+
+static bool sums_room(struct bfs *b, struct bfs_inode *in, u64 last)
+{
+	if (last > 65536 || in->flags & BFS_OF_NOSUM) return false;
+	if (last <= in->wsum_cap) return true;
+	u32 cap = (u32)max64(last, 2ull * in->wsum_cap);
+	u64 *n = xalloc(b, cap * sizeof *n);
+	if (!n) return false;
+	if (in->wsum_cap) memcpy(n, in->wsum, in->wsum_cap * sizeof *n);
+	xfree(b, in->wsum);
+	in->wsum = n, in->wsum_cap = cap;
+	return true;
+}
+
+/* Chunk by chunk, so that the sum of one that is written whole is made while it is in the
+ * cache.  size: of the file behind this store. */
+static int put_summed(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len, u64 size)
+{
+	u32 cb = b->sb.chunk_bytes;
+	while (len) {
+		u64 c = off / cb, from = c * cb;
+		size_t n = min64(len, from + cb - off);
+		bool whole = off == from && off + n == min64(from + cb, size) && sums_room(b, in, c + 1);
+		u64 sum = whole ? fl_sum(src, n) : 0;
+		int rc = fl_put_bytes(b, in, off, src, n);
+		if (rc) return rc;
+		if (whole) in->wsum[c] = sum;
+		off += n, src += n, len -= n;
+	}
+	return 0;
+}
+
+/* Zeros in [from, to) as far as something is mapped there. */
+int fl_zero_gap(struct bfs *b, struct bfs_inode *in, u64 from, u64 to, bool creator)
+{
+	int rc;
+	fl_sums_drop(b, in, from ? from - 1 : 0, to);
+	if (from % BFS_GRANULE) {
+		u64 stop = min64(to, (from / BFS_GRANULE + 1) * BFS_GRANULE);
+		int i = mp_at(in, from / BFS_GRANULE);
+		if (i < in->next_ext && in->ext[i].file_granule <= from / BFS_GRANULE && in->ext[i].addr) {
+			if (!in->ext[i].overlay && (rc = fl_prepare(b, in, from, stop, 0, creator))) return rc;
+			if ((rc = fl_put_bytes(b, in, from, NULL, stop - from))) return rc;
+		}
+		from = stop;
+	}
+	for (int i = mp_at(in, from / BFS_GRANULE); from < to && i < in->next_ext; i++) {
+		struct bfs_extent e = in->ext[i];
+		u64 lo = max64(from, e.file_granule * BFS_GRANULE), hi = min64(to, (e.file_granule + e.len) * BFS_GRANULE);
+		if (lo >= to) break;
+		if (e.addr && e.overlay && (rc = fl_put_bytes(b, in, lo, NULL, hi - lo))) return rc;
+		from = hi;
+	}
+	return 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------- */
+/* What a file is likely to get: what the last one of its directory had, else as much again as it has. */
+static u64 growth(struct bfs *b, struct bfs_inode *in, u64 need)
+{
+	struct rd r;
+	int rc = 0;
+	u64 have = atomic_load(&in->granules), n = 0;
+	if (have) return min64(max64(have, COW_UNIT), b->sb.region_granules);
+	if (rd_begin(b, &r)) return 0;
+	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
+	const struct bfs_obj *d = o && o->parent && !(o->parent >> 63) ? ob_get(&r.v, o->parent, &rc) : NULL;
+	if (d && S_ISDIR(d->mode)) n = d->u.d.guess;
+	rd_end(&r);
+	return n > need ? min64(n - need, 4ull * b->sb.region_granules) : 0;
+}
+
+void hd_touch(struct bfs *b, struct bfs_handle *h)
+{
+	if (!(__atomic_load_n(&h->flags, __ATOMIC_RELAXED) & H_CLOSED)) return;
+	lk(b, &b->ilock);
+	if (h->flags & H_CLOSED) {
+		__atomic_store_n(&h->flags, h->flags & ~H_CLOSED, __ATOMIC_RELAXED);
+		h->in->nclosed--;
+	}
+	unlk(b, &b->ilock);
+}
+
+static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 off, const u8 *buf, size_t len)
+{
+	u64 end = off + len, size = atomic_load(&in->size);
+	bool seq = off == size && end > size;
+	int rc = fl_prepare(b, in, off, end, seq ? growth(b, in, granules(len)) : 0, creator);
+	if (rc) return rc;
+	size = atomic_load(&in->size);
+	if (off > size && (rc = fl_zero_gap(b, in, size, off, creator))) return rc;
+	fl_sums_drop(b, in, off, end);
+	if (end > size && size % b->sb.chunk_bytes) fl_sums_drop(b, in, size - 1, size);
+	if ((rc = put_summed(b, in, off, buf, len, max64(size, end)))) return rc;
+	in->dirty = true;
+	atomic_store(&in->wtime, (i64)now_ns(b));
+	if (end > size) atomic_store(&in->size, end);
+	/* a row that says dirty says how long the file is, too */
+	return end > size && in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
+}
+
+ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
+{
+	struct bfs_handle *h = hd_get(b, fh);
+	if (!h || !hd_writes(h->flags)) return -EBADF;
+	struct bfs_inode *in = h->in;
+	bool append = h->flags & O_APPEND;
+	int rc;
+	if (!len) return 0;
+	if (len > INT64_MAX || (!append && (off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off))) return -EFBIG;
+	hd_touch(b, h);
+	if ((rc = in_lock(b, in, false))) return rc;
+	/* In place: nothing but bytes changes. */
+	if (!append && in->dirty && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
+	    off + len <= atomic_load(&in->size) && mp_is_overlay(in, off / BFS_GRANULE, granules(off + len))) {
+		fl_sums_drop(b, in, off, off + len);
+		if (!(rc = fl_put_bytes(b, in, off, buf, len))) atomic_store(&in->wtime, (i64)now_ns(b));
+		in_unlock(b, in);
+		return rc ? rc : (ssize_t)len;
+	}
+	in_unlock(b, in);
+	if ((rc = in_lock(b, in, true))) return rc;
+	if (!(rc = sl_settle(b, in))) {
+		if (append) off = atomic_load(&in->size);
+		rc = off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off ? -EFBIG : write_locked(b, in, (h->flags & H_CREATOR) && in->created_here, off, buf, len);
+	}
+	in_unlock(b, in);
+	return rc ? rc : (ssize_t)len;
+}
+
+int bfs_reserve(struct bfs *b, u64 fh, u64 bytes)
+{
+	struct bfs_handle *h = hd_get(b, fh);
+	if (!h || !hd_writes(h->flags)) return -EBADF;
+	struct bfs_inode *in = h->in;
+	struct want w = {0, granules(bytes), 0, true, (h->flags & H_CREATOR) && in->created_here};
+	struct gap g[GAPS];
+	int rc, ng, tries = 0;
+	if (bytes > SIZE_MAX_BYTES) return -EFBIG;
+	if ((rc = in_lock(b, in, true))) return rc;
+	rc = sl_settle(b, in);
+	while (!rc && (ng = ov_gaps(in, &w, g, GAPS, 16ull * b->sb.region_granules)) > 0) {
+		u64 size = atomic_load(&in->size);
+		if (!(rc = ov_grant(b, in, &w, g, ng)) && !(rc = ov_row_dirty(b, in)))
+			for (int i = 0; i < ng && !rc; i++) { /* what was a hole below the size is zeros */
+				u64 lo = g[i].fg * BFS_GRANULE, hi = min64((g[i].fg + g[i].len) * BFS_GRANULE, size);
+				if (lo < hi) rc = fl_put_bytes(b, in, lo, NULL, hi - lo);
+				if (lo < hi) in->dirty = true, fl_sums_drop(b, in, lo, hi);
+			}
+		if (fl_again(in, rc, &tries)) rc = sl_settle(b, in);
+	}
+	in_unlock(b, in);
+	return rc;
+}

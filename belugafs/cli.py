@@ -1,4 +1,4 @@
-"""The command ``belugafs``: look at mounts, pools and this machine.
+"""The command ``belugafs``: look at mounts, pools and this machine, and look after them.
 
 Commands that belong to other parts are imported only when they run. Exit codes are those of
 :mod:`belugafs.exits`.
@@ -7,20 +7,28 @@ Commands that belong to other parts are imported only when they run. Exit codes 
 import importlib
 import json
 import os
-import sys
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
+from belugafs.command import HELP_OPTIONS, Group, say
 from belugafs.exits import Exit
-from belugafs.pool import PoolError
+
+_LOOKING = (
+    Exit.OK,
+    Exit.USAGE,
+    Exit.NOT_FOUND,
+    Exit.PERMISSION,
+    Exit.IN_USE,
+    Exit.FOREIGN,
+    Exit.EMPTY,
+    Exit.IO_ERROR,
+)
 
 _LAZY = {"demo": ("belugafs.demo.cli", "demo_command")}
 
 
-class _Group(click.Group):
-    """Commands of other parts by name; errors by exit code, usage errors with 1."""
+class _Group(Group):
+    """Commands of other parts by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_LAZY])
@@ -33,46 +41,27 @@ class _Group(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run and exit; with ``standalone_mode=False`` return the exit code."""
-        try:
-            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-            code = int(result or Exit.OK)
-        except click.ClickException as error:
-            error.show()
-            code = Exit.USAGE
-        except click.Abort:
-            code = Exit.INTERRUPTED
-        except PoolError as error:
-            click.echo(f"belugafs: {error}", err=True)
-            code = error.exit_code
-        except BrokenPipeError:
-            # The reader has gone; keep Python from failing over it again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
-            code = Exit.OK
-        if standalone_mode:
-            sys.exit(code)
-        return code
 
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("belugafs", cls=_Group, context_settings=HELP_OPTIONS)
 @click.version_option(package_name="belugafs", prog_name="belugafs")
 def main() -> None:
-    """Look at belugafs mounts and pools.
+    """Look at belugafs mounts and pools, and look after them.
 
     Pools are made with mkfs.belugafs, mounted with mount -t belugafs, checked with
     fsck.belugafs.
     """
 
 
-@main.command(short_help="How full a mount or pool is, and what it has done.")
+@main.command(
+    short_help="How full a mount or pool is, and what it has done.",
+    examples=[
+        ("belugafs status", "all mounts of this machine"),
+        ("belugafs status /mnt/beluga", "one, by any path in it"),
+        ("belugafs status /dev/shm/beluga.pool", "a pool, mounted or not"),
+        ("belugafs status --json /mnt/beluga | jq .stats", "all counters, for a script"),
+    ],
+    exits=_LOOKING,
+)
 @click.argument("where", required=False, type=click.Path())
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object (without WHERE: a list)."
@@ -80,21 +69,31 @@ def main() -> None:
 def status(where: str | None, as_json: bool) -> int:
     """Show a mount (its directory, or any path in it) or a pool that is not mounted.
 
-    Without WHERE, all mounts on this machine.
+    Without WHERE, all mounts on this machine. Sizes in the JSON are in granules of
+    granule_bytes each.
     """
     from belugafs import status as status_of
 
     reports = status_of.all_mounts() if where is None else [status_of.report(where)]
     if as_json:
-        click.echo(json.dumps(reports if where is None else reports[0]))
+        say(json.dumps(reports if where is None else reports[0]))
     elif not reports:
-        click.echo("no belugafs is mounted here")
+        say("no belugafs is mounted here")
     else:
-        click.echo(os.fsencode("\n".join(status_of.as_text(report) for report in reports)))
+        say("\n".join(status_of.as_text(report) for report in reports))
     return Exit.OK
 
 
-@main.command(name="ls", short_help="List files of a mount, or of a pool that is not mounted.")
+@main.command(
+    "ls",
+    short_help="List files of a mount, or of a pool that is not mounted.",
+    examples=[
+        ("belugafs ls -l /mnt/beluga", "with class and state of each file"),
+        ("belugafs ls -lR /dev/shm/beluga.pool", "all of a pool, without mounting it"),
+        ("belugafs ls /dev/shm/beluga.pool:/vllm", "one directory of it"),
+    ],
+    exits=_LOOKING,
+)
 @click.argument("where", type=click.Path())
 @click.option("-l", "long", is_flag=True, help="Mode, owner, size, time, class and state.")
 @click.option("-R", "recursive", is_flag=True, help="Directories below, too.")
@@ -111,7 +110,14 @@ def list_files(where: str, long: bool, recursive: bool, as_json: bool) -> int:
     return Exit.OK
 
 
-@main.command(short_help="What this machine offers to belugafs.")
+@main.command(
+    short_help="What this machine offers to belugafs.",
+    examples=[
+        ("belugafs doctor", "what is there, limited, or missing"),
+        ("belugafs doctor --json", "the same as a list of name, state and text"),
+    ],
+    exits=(Exit.OK, Exit.USAGE, Exit.UNSUPPORTED),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def doctor(as_json: bool) -> int:
     """Look for what belugafs needs and what makes it faster. Changes nothing.
@@ -120,14 +126,13 @@ def doctor(as_json: bool) -> int:
     """
     from belugafs.doctor import examine
 
-    needed = {"/dev/fuse", "fusermount3", "pyfuse3", "trio", "C core"}
     findings = list(examine())
     if as_json:
-        click.echo(json.dumps([finding._asdict() for finding in findings]))
+        say(json.dumps([finding._asdict() for finding in findings]))
     else:
-        for name, state, text in findings:
-            click.echo(f"{name:<14} {state:<8} {text}")
-    broken = any(name in needed and state == "missing" for name, state, _ in findings)
+        for finding in findings:
+            say(f"{finding.name:<14} {finding.state:<8} {finding.text}")
+    broken = any(finding.needed and finding.state == "missing" for finding in findings)
     return Exit.UNSUPPORTED if broken else Exit.OK
 
 

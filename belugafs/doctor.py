@@ -14,15 +14,25 @@ State = Literal["ok", "limited", "missing"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked for. ``limited``: it works, but something better exists."""
+    """One thing that was looked for. ``limited``: it works, but something better exists.
+    ``needed``: nothing can be mounted without it."""
 
     name: str
     state: State
     text: str
+    needed: bool = False
+
+
+_NEEDED = frozenset({"/dev/fuse", "fusermount3", "pyfuse3", "trio", "C core"})
 
 
 def examine() -> Iterator[Finding]:
     """All findings, the necessary things first."""
+    for finding in _examine():
+        yield finding._replace(needed=finding.name in _NEEDED)
+
+
+def _examine() -> Iterator[Finding]:
     yield _kernel()
     yield _dev_fuse()
     yield _fusermount()

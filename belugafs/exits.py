@@ -51,7 +51,7 @@ class Exit(IntEnum):
 _MEANINGS = {
     Exit.OK: "success",
     Exit.USAGE: "wrong options or arguments",
-    Exit.NOT_FOUND: "the pool, or the directory it should be made in, does not exist",
+    Exit.NOT_FOUND: "the pool, the path, or the directory to make it in does not exist",
     Exit.IS_DIRECTORY: "the path is a directory",
     Exit.NOT_A_POOL_TYPE: "not a file or device that can be mapped (FIFO, socket, ...)",
     Exit.BLOCK_DEVICE: "a block device",

@@ -14,7 +14,9 @@ from belugafs.pool import PoolError
 from belugafs.units import format_size
 
 Report = dict[str, Any]
-"""pool, mount_point (None: not mounted), label, uuid, and ``stats``: the core's counters."""
+"""``pool``, ``mount_point`` (None: not mounted), ``label``, ``uuid``, ``granule_bytes``, ``stats``
+(the core's counters, and the daemon's own), ``config`` (how it is mounted; empty if it isn't) and
+``error`` (None, or why there are no stats)."""
 
 
 def all_mounts() -> list[Report]:
@@ -24,9 +26,9 @@ def all_mounts() -> list[Report]:
         try:
             reports.append(_of_mount(mount))
         except PoolError as error:
-            reports.append(
-                {"pool": mount.source, "mount_point": mount.mount_point, "error": str(error)}
-            )
+            dead = _report(mount.source, mount.mount_point, {}, b"", "")
+            dead["error"] = str(error)
+            reports.append(dead)
     return reports
 
 
@@ -56,7 +58,8 @@ def _of_mount(mount: Mount) -> Report:
             "again heals it",
             Exit.IO_ERROR,
         ) from error
-    numbers = {key: int(value) for key, value in stats.items() if value.isdecimal()}
+    numbers: dict[str, Any] = {k: int(text) for k, text in stats.items() if text.isdecimal()}
+    numbers.update({k: text == "yes" for k, text in stats.items() if text in ("yes", "no")})
     identity = bytes.fromhex(config.get("uuid", ""))
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config
@@ -72,7 +75,10 @@ def _report(
         "mount_point": mount_point,
         "label": text,
         "uuid": str(uuid.UUID(bytes=identity)) if len(identity) == 16 else "",
+        "granule_bytes": GRANULE_BYTES,
         "stats": {key: value for key, value in numbers.items() if isinstance(value, int)},
+        "config": {},
+        "error": None,
     }
 
 
@@ -80,7 +86,7 @@ def as_text(report: Report) -> str:
     """A report for people."""
     place = report["mount_point"]
     head: str = report["pool"] + (f" on {place}" if place else " (not mounted)")
-    if "error" in report:
+    if report["error"] is not None:
         return f"{head}\n  {report['error']}\n"
     stats = report["stats"]
 

@@ -7,8 +7,20 @@ from pathlib import Path
 
 import click
 
+from belugafs.command import Command
+from belugafs.exits import Exit
 
-@click.command("demo", short_help="Share a KV cache between two processes, on a pool in memory.")
+
+@click.command(
+    "demo",
+    cls=Command,
+    short_help="Share a KV cache between two processes, on a pool in memory.",
+    examples=[
+        ("belugafs demo", "half a minute, needs nothing more"),
+        ("belugafs demo --keep", "leave the mount to look at"),
+    ],
+    exits=(Exit.OK, Exit.USAGE),
+)
 @click.option(
     "--engine",
     type=click.Choice(["numpy", "vllm"]),

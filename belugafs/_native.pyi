@@ -122,7 +122,8 @@ class Pool:
 
     host_uuid and boot_id are 16 bytes each; slot -1 takes the host's former slot or a free
     one. ``readonly`` stores nothing into the pool, not even a registration. ``follower``
-    leaves the lead alone at attach. Watermarks 0 and suspect_s 0 are the defaults.
+    leaves the lead alone at attach. Watermarks 0, suspect_s 0 and reap_after_s 0 (for how long
+    a directory that eviction emptied has to be unused before it may go) are the defaults.
 
     Not closed, it ends like a killed process: nothing more is sealed. After a fork the child
     has to attach for itself; in it, every call is RuntimeError.
@@ -137,7 +138,7 @@ class Pool:
         boot_id: bytes,
         readonly: bool = False,
         slot: int = -1,
-        evict: Literal["lru", "none"] = "lru",
+        evict: Literal["lru", "none", "all"] = "lru",
         verify: Literal["first", "always", "off"] = "first",
         coherence: Literal["coherent", "incoherent"] = "coherent",
         publish_close: bool = False,
@@ -145,6 +146,7 @@ class Pool:
         high_permille: int = 0,
         low_permille: int = 0,
         suspect_s: float = 0,
+        reap_after_s: int = 0,
     ) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

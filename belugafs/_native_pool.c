@@ -61,8 +61,8 @@ static int parse_identity(struct bfs_opts *o, const Py_buffer *host, const Py_bu
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
 	static char *names[] = {"fd", "size_bytes", "host_uuid", "boot_id", "readonly", "slot", "evict",
-		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", NULL};
-	static const char *const evict_words[] = {"lru", "none", NULL};
+		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", "reap_after_s", NULL};
+	static const char *const evict_words[] = {"lru", "none", "all", NULL};
 	static const char *const verify_words[] = {"first", "always", "off", NULL};
 	static const char *const coherence_words[] = {"coherent", "incoherent", NULL};
 	struct bfs_opts o = {.slot = -1};
@@ -72,13 +72,15 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	double suspect_s = 0;
 	u64 size;
 	PoolObject *p = NULL;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&d:Pool", names, &fd, native_conv_u64, &size,
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&dO&:Pool", names, &fd, native_conv_u64, &size,
 		    &host, &boot, &readonly, &o.slot, &evict, &verify, &coherence, &publish_close, &follower,
-		    native_conv_u32, &o.high_permille, native_conv_u32, &o.low_permille, &suspect_s))
+		    native_conv_u32, &o.high_permille, native_conv_u32, &o.low_permille, &suspect_s,
+		    native_conv_u32, &o.reap_after_s))
 		goto fail;
 	if (parse_identity(&o, &host, &boot) < 0) goto fail;
 	if ((i = choice("evict", evict, evict_words)) < 0) goto fail;
 	o.evict_none = i == 1;
+	o.evict_all = i == 2;
 	if ((o.verify = choice("verify", verify, verify_words)) < 0) goto fail;
 	if ((i = choice("coherence", coherence, coherence_words)) < 0) goto fail;
 	if (!(suspect_s >= 0 && suspect_s <= 86400)) {
@@ -226,7 +228,7 @@ static PyObject *stat_dict(const struct bfs_stat *s)
 	    NUM(largest_free_granules) && NUM(evictable_granules) && NUM(inodes) && NUM(inodes_used) &&
 	    NUM(meta_pages) && NUM(meta_pages_used) && NUM(meta_pages_waiting) && NUM(nblocks) &&
 	    NUM(nordinary) && NUM(nunsealed) && NUM(norphans) && NUM(open_files) && NUM(open_for_write) &&
-	    NUM(evicted_blocks) && NUM(evicted_granules) && NUM(seals) && NUM(seal_deferred) && NUM(creates) &&
+	    NUM(evicted_blocks) && NUM(evicted_granules) && NUM(reaped_dirs) && NUM(seals) && NUM(seal_deferred) && NUM(creates) &&
 	    NUM(unlinks) && NUM(corrupt) && NUM(hits) && NUM(misses) && NUM(term) && NUM(txn) && NUM(txns) &&
 	    NUM(pages_written) && NUM(bytes_written_meta) && NUM(touches_lost) && NUM(slot) && NUM(leader_slot) &&
 	    native_put(d, "is_leader", PyBool_FromLong(s->is_leader)) &&

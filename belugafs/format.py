@@ -151,6 +151,8 @@ class ObjFlag(IntFlag):
     UNVERIFIED = 4
     PINNED = 8
     PUBLISHED = 16
+    PINNED_SOFT = 32
+    EMPTIED = 64
 
 
 class EntryKind(IntEnum):

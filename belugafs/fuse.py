@@ -26,6 +26,7 @@ Anything unexpected is logged with its traceback and becomes EIO: the daemon mus
 **A writer that is killed doesn't seal**: see :mod:`belugafs.opener`.
 """
 
+import contextlib
 import errno
 import functools
 import logging
@@ -51,6 +52,7 @@ SECTOR_BYTES = 512  # of st_blocks
 REQUEST_BYTES = 1 << 20  # the largest that libfuse asks the kernel for
 
 COMPUTED_XATTRS = b"user.beluga."
+PIN_XATTR = b"user.beluga.pin"
 
 # Positions in a listing: the core's cookies begin at 1.
 _AFTER_DOT = 1
@@ -413,6 +415,12 @@ class Operations(pyfuse3.Operations):
     @_edge
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         numbers = self._pool.statfs()
+        if numbers["quarantined_granules"] and numbers["is_leader"]:
+            # What was freed a moment ago, and nobody reads: df shows it as soon as it is asked.
+            with contextlib.suppress(_native.CoreError):
+                self._pool.apply_scan()
+                self._pool.reclaim()
+            numbers = self._pool.statfs()
         usable = numbers["data_granules"] - numbers["bad_granules"]
         free = max(0, usable - numbers["used_granules"])
         inodes_free = numbers["inodes"] - numbers["inodes_used"]
@@ -451,7 +459,7 @@ class Operations(pyfuse3.Operations):
         # What the core computes (user.beluga.state, ...) cannot be set, so a copy with all that
         # is listed would fail over it: it is there for those who ask by name.
         names = self._pool.listxattr(inode)
-        return [name for name in names if not name.startswith(COMPUTED_XATTRS)]
+        return [n for n in names if n == PIN_XATTR or not n.startswith(COMPUTED_XATTRS)]
 
     @_edge
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-Evict = Literal["lru", "none"]
+Evict = Literal["lru", "none", "all"]
 Verify = Literal["first", "always", "off"]
 Coherence = Literal["auto", "coherent", "incoherent"]
 Publish = Literal["open", "close"]
@@ -99,7 +99,8 @@ _SWITCHES = {
 
 HELP = """\
   ro, rw                       read-only: nothing is stored into the pool
-  evict=lru|none               full pool: drop the least recently used blocks, or ENOSPC
+  evict=lru|none|all           full pool: drop the least recently used blocks, or ENOSPC, or
+                               drop ordinary files too
   high=PERCENT, low=PERCENT    start evicting at (97), until (95)
   verify=first|always|off      checksums of blocks: at the first read, at each, never
   publish=open|close           a new file has its name from open on, or from its first close on

@@ -45,6 +45,8 @@ struct bfs_opts {
 	bool readonly;     /* no registration, no store at all */
 	bool follower;     /* don't claim the lead at attach (simulator, several hosts) */
 	bool evict_none;   /* full pool answers ENOSPC */
+	bool evict_all;    /* ordinary files go too */
+	u32 reap_after_s;  /* a directory that eviction emptied isn't removed before it was unused so long; 0 = 10 */
 	int verify;
 	u64 suspect_ns;    /* a host whose heartbeat stood still so long is suspected; 0 = 1 s */
 	u32 high_permille, low_permille; /* watermarks of data space, 0 = 970 / 950 */
@@ -142,7 +144,8 @@ struct bfs_stat {
 	u64 data_granules, used_granules, quarantined_granules, bad_granules, largest_free_granules, evictable_granules;
 	u64 inodes, inodes_used, meta_pages, meta_pages_used, meta_pages_waiting;
 	u64 nblocks, nordinary, nunsealed, norphans, open_files, open_for_write;
-	u64 evicted_blocks, evicted_granules, seals, seal_deferred, creates, unlinks, corrupt, hits, misses;
+	u64 evicted_blocks, evicted_granules, reaped_dirs, seals, seal_deferred, creates, unlinks, corrupt;
+	u64 hits, misses; /* since the attach: opens for reading and keys found; look-ups of names and keys that found nothing */
 	u64 term, txn, txns, pages_written, bytes_written_meta, touches_lost;
 	u32 slot, leader_slot;
 	int is_leader;

@@ -1,247 +1,128 @@
-/* Recency and eviction.
+/* Eviction: who goes next, and how.
  *
- * Nobody writes on the path of a reader but this: a word of his host's touch ring, which
- * forgets when it is full.  The leader drains the rings into stamps: seconds of the last
- * use, by object slot, in memory, and now and then in the tree (a table of its own, so
- * that a million touches cost a few pages).  In memory a stamp has a number behind the
- * seconds, in the order in which uses were learnt of, so that a second in which a whole
- * pool was written has an order too.
+ * Blocks go: sealed, or abandoned (these first), with a name, not pinned, not open here; with
+ * `evict=all` ordinary files too.  Readers elsewhere keep what they hold: the extents of an
+ * evicted object are in quarantine.
  *
- * A stamp that the tree doesn't have (sealed after the last store, then a crash) is the
- * time the object was made.  A stamp that is too old costs a block, never more.
+ * Pins are flags of an object, or of a directory above it; of several the strongest counts.  A
+ * hard one keeps it for ever, a soft one until nothing unpinned is left.  Who is looked at and
+ * can't go has a bit in his stamp until he is used again, or a pin changes; so a pool full of
+ * pinned blocks is looked through once, not at each allocation.
  *
- * Only blocks go: sealed, or abandoned, with a name, not pinned, not open here.  Readers
- * elsewhere keep what they hold: the extents of an evicted object are in quarantine.
- *
- * mx protects what is in memory; it is taken last (under wlock, never the other way).  The
- * list of candidates is the transaction's, under wlock. */
+ * The list of candidates is the transaction's, under wlock. */
 #include <stdlib.h>
 #include <sys/stat.h>
-#include "internal.h"
+#include "evict.h"
 
-#define NOT UINT64_MAX /* not a candidate; looked at again when there is no other */
-#define PER_TXN 128u   /* objects evicted by one transaction: bounds its pages */
-
-struct ev {
-	pthread_mutex_t mx;
-	u32 nchunks;
-	u64 **chunk; /* BFS_STAMPS each: seconds << 32 | order; 0 = not known */
-	u8 *dirty;   /* chunk differs from the tree */
-	u32 order;
-	u32 term;    /* in which the chunks were loaded */
-	u32 store_at;
-	_Atomic(u64) pos; /* of the own ring */
-	u64 seen[BFS_HOSTS_MAX];
-	bool met[BFS_HOSTS_MAX];
-	bool asked; /* ask_again() was done since run() began: the open ones must not come round for ever */
-	struct cand { u64 stamp; u32 slot; } *cand;
-	u32 ncand, at, cand_cap;
-};
-
-static u32 seconds(struct bfs *b) { return (u32)(now_ns(b) / 1000000000ull); }
-
-/* ---- the own ring: any thread of this host ------------------------------------------------ */
-void bfs_touch(struct bfs *b, u64 ino)
-{
-	struct ev *ev = b->ev;
-	u32 slot = INO_SLOT(ino);
-	if (b->o.readonly || !slot || slot >= b->sb.inodes || ino >> 63) return;
-	u64 p = atomic_fetch_add_explicit(&ev->pos, 1, memory_order_acq_rel), e = slot | (u64)seconds(b) << 32;
-	u64 *at = host_ring(b, b->slot) + p % b->sb.ring_entries;
-	if (b->m->coherent) __atomic_store_n(at, e, __ATOMIC_RELAXED);
-	else mm_store(b->m, at, &e, sizeof e);
-}
-
-u64 ev_pos(struct bfs *b) { return b->ev ? atomic_load_explicit(&((struct ev *)b->ev)->pos, memory_order_acquire) : 0; }
-
-/* ---- stamps, under mx ------------------------------------------------------------------------ */
-static u64 *stamp(struct bfs *b, struct view *v, u32 slot)
-{
-	struct ev *ev = b->ev;
-	u32 c = slot / BFS_STAMPS;
-	int rc = 0;
-	if (ev->chunk[c]) return &ev->chunk[c][slot % BFS_STAMPS];
-	const struct bfs_stamps *p = rx_get(b, v->root->stamp, b->h_stamp, c, BFS_PK_STAMP, &rc);
-	u64 *n = rc ? NULL : xalloc(b, BFS_STAMPS * sizeof *n);
-	if (!n) return NULL;
-	for (u32 i = 0; p && i < BFS_STAMPS; i++) n[i] = (u64)p->s[i] << 32;
-	ev->chunk[c] = n;
-	return &n[slot % BFS_STAMPS];
-}
-
-/* Another host may have led: its stamps are in the tree, the own ones only add to them. */
-static void new_term(struct bfs *b, struct view *v, u32 term)
-{
-	struct ev *ev = b->ev;
-	if (ev->term == term) return;
-	ev->term = term;
-	for (u32 c = 0; c < ev->nchunks; c++) {
-		int rc = 0;
-		if (!ev->chunk[c]) continue;
-		const struct bfs_stamps *p = rx_get(b, v->root->stamp, b->h_stamp, c, BFS_PK_STAMP, &rc);
-		for (u32 i = 0; p && i < BFS_STAMPS; i++)
-			if (ev->chunk[c][i] != NOT && ev->chunk[c][i] >> 32 < p->s[i]) ev->chunk[c][i] = (u64)p->s[i] << 32;
-	}
-}
-
-static void used(struct bfs *b, struct view *v, u32 slot, u32 s)
-{
-	struct ev *ev = b->ev;
-	u64 *p = slot && slot < b->sb.inodes ? stamp(b, v, slot) : NULL, x = (u64)s << 32 | ++ev->order;
-	if (!p || (*p != NOT && *p > x)) return;
-	*p = x;
-	ev->dirty[slot / BFS_STAMPS] = 1;
-}
-
-static void drain(struct bfs *b, struct view *v, u32 slot, u64 pos);
-
-void ev_admit(struct bfs *b, u32 slot, bool abandoned)
-{
-	struct ev *ev = b->ev;
-	struct rd r;
-	if (rd_begin(b, &r)) return;
-	lk(b, &ev->mx);
-	/* touches that still lie in the own ring came before this: they are numbered first */
-	drain(b, &r.v, b->slot, ev_pos(b));
-	if (!abandoned) {
-		used(b, &r.v, slot, seconds(b));
-	} else {
-		u64 *p = stamp(b, &r.v, slot);
-		if (p) *p = 1;
-		ev->dirty[slot / BFS_STAMPS] = 1;
-	}
-	unlk(b, &ev->mx);
-	rd_end(&r);
-}
-
-u32 ev_stamp(struct bfs *b, u32 slot)
-{
-	struct ev *ev = b->ev;
-	struct rd r;
-	u32 s = 0;
-	if (slot >= b->sb.inodes || rd_begin(b, &r)) return 0;
-	lk(b, &ev->mx);
-	u64 *p = stamp(b, &r.v, slot);
-	if (p && *p != NOT) s = (u32)(*p >> 32);
-	unlk(b, &ev->mx);
-	rd_end(&r);
-	return s;
-}
-
-/* ---- rings -> stamps --------------------------------------------------------------------------- */
-static void drain(struct bfs *b, struct view *v, u32 slot, u64 pos)
-{
-	struct ev *ev = b->ev;
-	u32 n = b->sb.ring_entries;
-	u64 *ring = host_ring(b, slot), from = ev->seen[slot];
-	if (pos < from) from = pos > n ? pos - n : 0; /* it was attached anew */
-	if (pos - from > n) {
-		atomic_fetch_add_explicit(&b->touches_lost, pos - from - n, memory_order_relaxed);
-		from = pos - n;
-	}
-	while (from < pos) {
-		u64 e[64];
-		u32 at = (u32)(from % n), m = n - at < 64 ? n - at : 64;
-		if (m > pos - from) m = (u32)(pos - from);
-		mm_inval(b->m, ring + at, m * sizeof *e);
-		mm_fence(b->m);
-		for (u32 i = 0; i < m; i++) e[i] = __atomic_load_n(ring + at + i, __ATOMIC_RELAXED);
-		for (u32 i = 0; i < m; i++) used(b, v, (u32)e[i], (u32)(e[i] >> 32)); /* whatever is torn or old: a hint */
-		from += m;
-	}
-	ev->seen[slot] = pos;
-}
-
-int ev_drain(struct bfs *b)
-{
-	struct ev *ev = b->ev;
-	struct rd r;
-	int rc = rd_begin(b, &r);
-	if (rc) return rc;
-	lk(b, &ev->mx);
-	new_term(b, &r.v, r.s.term);
-	for (u32 s = 0; s < b->sb.nhosts; s++) {
-		struct bfs_line l;
-		if (s == b->slot) drain(b, &r.v, s, ev_pos(b));
-		else if (ld_line(b, s, BFS_L_HEART, &l) > 0) {
-			if (!ev->met[s]) ev->seen[s] = l.w[2], ev->met[s] = true; /* what was before, the leader of then has seen */
-			drain(b, &r.v, s, l.w[2]);
-		}
-	}
-	unlk(b, &ev->mx);
-	rd_end(&r);
-	return 0;
-}
-
-int ev_store(struct txn *t)
-{
-	struct bfs *b = t->b;
-	struct ev *ev = b->ev;
-	lk(b, &ev->mx);
-	new_term(b, tview(t), t->term);
-	for (u32 k = 0, n = 0; k < ev->nchunks && n < 64 && !t->poison; k++) {
-		u32 c = ev->store_at = (ev->store_at + 1) % ev->nchunks;
-		if (!ev->dirty[c] || !ev->chunk[c]) continue;
-		struct bfs_stamps *p = rx_cow(t, &t->root->stamp, b->h_stamp, c, BFS_PK_STAMP);
-		for (u32 i = 0; p && i < BFS_STAMPS; i++)
-			if (ev->chunk[c][i] && ev->chunk[c][i] != NOT) p->s[i] = (u32)(ev->chunk[c][i] >> 32);
-		ev->dirty[c] = 0; /* should the transaction be dropped, they are older by one round */
-		n++;
-	}
-	unlk(b, &ev->mx);
-	return t->poison;
-}
+#define PER_TXN 128u       /* objects evicted by one transaction: bounds its pages */
+#define NAMES_MAX 16u      /* of an ordinary file that goes, for the same reason */
+#define ASK_NS 1000000000ull
 
 /* ---- who goes next -------------------------------------------------------------------------------- */
-static bool evictable(const struct bfs_obj *o)
+enum { PIN_NONE = 0, PIN_SOFT = 1, PIN_HARD = 2 };
+
+static u8 pin_of(const struct bfs_obj *o) { return o->flags & BFS_OF_PINNED ? PIN_HARD : o->flags & BFS_OF_PINNED_SOFT ? PIN_SOFT : PIN_NONE; }
+
+/* The strongest pin of a directory and of those above it.  Remembered for the run: most files
+ * share their directory with many. */
+static u8 pin_above(struct txn *t, u64 dir)
 {
-	return S_ISREG(o->mode) && o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink == 1 && !(o->flags & BFS_OF_PINNED);
+	struct ev *ev = t->b->ev;
+	const u32 mask = sizeof ev->pin / sizeof *ev->pin - 1;
+	u64 first = dir;
+	u8 pin = PIN_NONE;
+	for (u32 n = 0; dir && n < t->b->sb.inodes && pin < PIN_HARD; n++) {
+		int rc = 0;
+		u32 i = (u32)((dir * 0x9E3779B97F4A7C15ull) >> 40) & mask;
+		if (ev->pin[i].dir == dir) {
+			if (ev->pin[i].pin > pin) pin = ev->pin[i].pin;
+			break;
+		}
+		const struct bfs_obj *d = ob_get(tview(t), dir, &rc);
+		if (!d) break;
+		if (pin_of(d) > pin) pin = pin_of(d);
+		if (dir == BFS_ROOT_INO) break;
+		dir = d->parent;
+	}
+	u32 i = (u32)((first * 0x9E3779B97F4A7C15ull) >> 40) & mask;
+	ev->pin[i].dir = first, ev->pin[i].pin = pin;
+	return pin;
 }
 
-static int by_stamp(const void *p, const void *q)
+/* May it go at all?  *soft: only when nothing else is left. */
+static bool evictable(struct txn *t, const struct bfs_obj *o, bool *soft)
+{
+	struct bfs_rec r[NAMES_MAX];
+	bool block = o->cls == BFS_CLS_BLOCK && o->nlink == 1;
+	*soft = false;
+	if (!S_ISREG(o->mode) || (o->state != BFS_ST_SEALED && o->state != BFS_ST_ABANDONED)) return false;
+	if (!block && !(t->b->o.evict_all && o->nlink && o->nlink <= NAMES_MAX)) return false;
+	u8 pin = pin_of(o), p = pin < PIN_HARD ? pin_above(t, o->parent) : PIN_HARD;
+	if (p > pin) pin = p;
+	int n = o->nlink > 1 && pin < PIN_HARD ? bt_range(tview(t), KEY(BFS_T(BFS_T_LINK, o->slot), 0, 0), r, NAMES_MAX) : 0;
+	for (int i = 0; i < n && pin < PIN_HARD; i++)
+		if ((p = pin_above(t, r[i].k.b)) > pin) pin = p;
+	*soft = pin == PIN_SOFT;
+	return n >= 0 && pin < PIN_HARD;
+}
+
+void ev_pins_changed(struct bfs *b) { atomic_store(&((struct ev *)b->ev)->recheck, true); }
+
+static int by_key(const void *p, const void *q)
 {
 	const struct cand *x = p, *y = q;
-	return x->stamp < y->stamp ? -1 : x->stamp > y->stamp ? 1 : x->slot < y->slot ? -1 : 1;
+	return x->key < y->key ? -1 : x->key > y->key ? 1 : x->slot < y->slot ? -1 : 1;
 }
 
 static void sift(struct cand *h, u32 n, u32 i) /* largest on top */
 {
 	for (;;) {
 		u32 l = 2 * i + 1, m = i;
-		if (l < n && h[l].stamp > h[m].stamp) m = l;
-		if (l + 1 < n && h[l + 1].stamp > h[m].stamp) m = l + 1;
+		if (l < n && h[l].key > h[m].key) m = l;
+		if (l + 1 < n && h[l + 1].key > h[m].key) m = l + 1;
 		if (m == i) return;
 		struct cand x = h[i];
 		h[i] = h[m], h[m] = x, i = m;
 	}
 }
 
-/* The oldest cand_cap slots, oldest first. */
+/* Notes in the stamp what the object is, as far as eviction cares.  Under mx. */
+static bool grade(struct txn *t, u32 slot, u64 *p)
+{
+	int rc = 0;
+	bool soft;
+	const struct bfs_obj *o = ob_slot(tview(t), slot, &rc);
+	if (!o || !o->mode || !evictable(t, o, &soft)) {
+		*p |= EV_SKIP;
+		return false;
+	}
+	if (o->state == BFS_ST_ABANDONED) *p = EV_ABANDONED;
+	else if (!(*p & ~EV_BITS)) *p = (u64)(o->btime_ns > 0 ? o->btime_ns / 1000000000 : 0) << 32 | EV_ABANDONED;
+	*p = soft ? *p | EV_SOFT : *p & ~EV_SOFT;
+	return true;
+}
+
+/* The cand_cap slots that go first, in order.  An object is looked at only when its stamp brings it
+ * among them: what is pinned soft goes behind all others then. */
 static u32 fill(struct txn *t)
 {
 	struct bfs *b = t->b;
 	struct ev *ev = b->ev;
 	u32 n = 0, end = t->root->slot_virgin < b->sb.inodes ? t->root->slot_virgin : b->sb.inodes;
-	int rc = 0;
 	for (u32 slot = 2; slot < end; slot++) {
-		u64 *p = stamp(b, tview(t), slot);
-		if (!p || *p == NOT) continue;
-		if (!*p) {
-			const struct bfs_obj *o = ob_slot(tview(t), slot, &rc);
-			*p = !o || !o->mode || !evictable(o) ? NOT : o->state == BFS_ST_ABANDONED ? 1 : (u64)(o->btime_ns > 0 ? o->btime_ns / 1000000000 : 0) << 32 | 1;
-			if (*p == NOT) continue;
-		}
+		u64 *p = ev_at(b, tview(t), slot);
+		if (!p || *p & EV_SKIP || (n == ev->cand_cap && ev_key(*p) >= ev->cand[0].key) || !grade(t, slot, p)) continue;
 		if (n < ev->cand_cap) {
-			ev->cand[n++] = (struct cand){*p, slot};
+			ev->cand[n++] = (struct cand){ev_key(*p), slot};
 			if (n == ev->cand_cap)
 				for (u32 i = n / 2; i-- > 0;) sift(ev->cand, n, i);
-		} else if (*p < ev->cand[0].stamp) {
-			ev->cand[0] = (struct cand){*p, slot};
+		} else if (ev_key(*p) < ev->cand[0].key) {
+			ev->cand[0] = (struct cand){ev_key(*p), slot};
 			sift(ev->cand, n, 0);
 		}
 	}
-	qsort(ev->cand, n, sizeof *ev->cand, by_stamp);
-	ev->ncand = n, ev->at = 0;
+	qsort(ev->cand, n, sizeof *ev->cand, by_key);
+	ev->ncand = n, ev->at = 0, ev->filled = ev->order;
 	return n;
 }
 
@@ -250,11 +131,21 @@ static void ask_again(struct bfs *b)
 {
 	struct ev *ev = b->ev;
 	for (u32 c = 0; c < ev->nchunks; c++)
-		for (u32 i = 0; ev->chunk[c] && i < BFS_STAMPS; i++)
-			if (ev->chunk[c][i] == NOT) ev->chunk[c][i] = 0;
+		for (u32 i = 0; ev->chunk[c] && i < BFS_STAMPS; i++) ev->chunk[c][i] &= ~EV_BITS;
+	ev->ncand = ev->at = 0;
+	ev->asked_ns = b->m->ops->mono_ns(b->m);
 }
 
-/* The oldest block that may go; NULL: none. */
+/* A run of evictions begins.  What the pins are is found out anew. */
+static void begin(struct bfs *b)
+{
+	struct ev *ev = b->ev;
+	ev_drain(b);
+	ev->asked = false;
+	memset(ev->pin, 0, sizeof ev->pin);
+}
+
+/* The one that goes next; NULL: none may. */
 static const struct bfs_obj *next_victim(struct txn *t, bool take)
 {
 	struct bfs *b = t->b;
@@ -262,27 +153,35 @@ static const struct bfs_obj *next_victim(struct txn *t, bool take)
 	const struct bfs_obj *o = NULL;
 	int rc = 0;
 	lk(b, &ev->mx);
-	new_term(b, tview(t), t->term);
-	for (int round = 0; !o && round < 3;) {
+	ev_new_term(b, tview(t), t->term);
+	if (atomic_exchange(&ev->recheck, false)) {
+		memset(ev->pin, 0, sizeof ev->pin);
+		ask_again(b);
+	}
+	while (!o) {
+		/* what was made or used since goes before those that are pinned soft */
+		if (ev->at < ev->ncand && ev->cand[ev->at].key >> 63 && ev->filled != ev->order) ev->at = ev->ncand;
 		if (ev->at == ev->ncand && !fill(t)) {
-			if (round++ || ev->asked) break;
+			/* a full pool that nothing can leave isn't looked through at each attempt */
+			if (ev->asked || b->m->ops->mono_ns(b->m) - ev->asked_ns < ASK_NS) break;
 			ev->asked = true;
 			ask_again(b);
 			continue;
 		}
 		struct cand c = ev->cand[ev->at];
-		u64 *p = stamp(b, tview(t), c.slot);
+		u64 *p = ev_at(b, tview(t), c.slot);
 		ev->at++;
-		if (!p || *p != c.stamp) continue; /* used since */
+		if (!p || *p & EV_SKIP || ev_key(*p) != c.key) continue; /* used since */
+		if (!grade(t, c.slot, p) || ev_key(*p) != c.key) continue; /* pinned since */
 		o = ob_slot(tview(t), c.slot, &rc);
-		if (!o || !o->mode || !evictable(o)) *p = NOT, o = NULL;
-		else if (!take) ev->at--;
-		else *p = NOT;
+		if (!take) ev->at--;
+		else *p |= EV_SKIP;
 	}
 	unlk(b, &ev->mx);
 	return o;
 }
 
+/* All names of an object go, and with them the object. */
 static u64 evict(struct txn *t, u64 ino)
 {
 	struct bfs *b = t->b;
@@ -291,10 +190,14 @@ static u64 evict(struct txn *t, u64 ino)
 	const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
 	if (!o || !in_evict_begin(b, ino)) return 0;
 	u64 n = o->granules;
-	if ((rc = ht_by_cookie(tview(t), o->hash, o->parent, o->cookie, &e)) || e.ino != ino || (rc = nm_remove(t, &e))) {
-		txn_fail(t, rc && rc != -ENOENT ? rc : bfs_fail(b, -EIO, "object %llu: its entry is gone; run fsck.belugafs -n", (unsigned long long)ino));
-		return 0;
+	for (u32 left = o->nlink; left && !t->poison; left--) {
+		if (!(o = ob_get(tview(t), ino, &rc))) rc = -EIO;
+		else if (!(rc = ht_by_cookie(tview(t), o->hash, o->parent, o->cookie, &e)) && e.ino != ino) rc = -ENOENT;
+		if (!rc) rc = nm_remove(t, &e);
+		if (!rc) rc = ev_emptied(t, e.dir);
+		if (rc) txn_fail(t, rc != -ENOENT ? rc : bfs_fail(b, -EIO, "object %llu: its entry is gone; run fsck.belugafs -n", (unsigned long long)ino));
 	}
+	if (t->poison) return 0;
 	t->root->evicted_blocks++;
 	t->root->evicted_granules += n;
 	return n + 1; /* an empty one is a success too */
@@ -306,8 +209,7 @@ static u64 run(struct txn *t, u64 granules, u32 objects, u32 *count)
 	const struct bfs_obj *o;
 	u64 sum = 0;
 	*count = 0;
-	ev_drain(t->b);
-	((struct ev *)t->b->ev)->asked = false;
+	begin(t->b);
 	while (!t->poison && sum < granules && *count < objects && (o = next_victim(t, true))) {
 		u64 n = evict(t, ob_ino(o));
 		if (n) sum += n - 1, ++*count;
@@ -324,13 +226,14 @@ int ev_make_room(struct txn *t, u64 granules)
 
 int ev_make_slots(struct txn *t, u32 want)
 {
-	u32 n;
-	run(t, UINT64_MAX, want < PER_TXN ? want : PER_TXN, &n);
-	return t->poison ? t->poison : (int)n;
+	u32 n = 0;
+	int dirs = ev_reap(t, want);
+	if (dirs >= 0 && (u32)dirs < want) run(t, UINT64_MAX, (want < PER_TXN ? want : PER_TXN) - (u32)dirs, &n);
+	return t->poison ? t->poison : dirs + (int)n;
 }
 
 /* ---- one region ------------------------------------------------------------------------------------- */
-/* 0 and the newest stamp of what lies in [lo, hi); -1: something in it can't go. */
+/* 0 and the latest key of what lies in [lo, hi); -1: something in it can't go. */
 static int oldness(struct txn *t, u64 lo, u64 hi, u64 *newest, u64 *ino, u32 max, u32 *n)
 {
 	struct bfs *b = t->b;
@@ -344,13 +247,14 @@ static int oldness(struct txn *t, u64 lo, u64 hi, u64 *newest, u64 *ino, u32 max
 		rc = bt_seek(tview(t), KEY(BFS_T(BFS_T_OWN, 0), at, 0), &r);
 		if (rc || r.k.a != BFS_T(BFS_T_OWN, 0) || r.k.b >= hi) break;
 		const struct bfs_obj *o = ob_get(tview(t), r.y, &rc);
-		if (!o || !evictable(o) || in_is_open(b, r.y)) return -1;
+		bool soft;
+		if (!o || !evictable(t, o, &soft) || in_is_open(b, r.y)) return -1;
 		if (*n && ino[*n - 1] == r.y) continue;
 		if (*n == max) return -1;
 		ino[(*n)++] = r.y;
 		lk(b, &ev->mx);
-		u64 *p = stamp(b, tview(t), o->slot);
-		if (p && *p != NOT && *p > *newest) *newest = *p;
+		u64 *p = ev_at(b, tview(t), o->slot), key = p ? ev_key(soft ? *p | EV_SOFT : *p & ~EV_SOFT) : 0;
+		if (key > *newest) *newest = key;
 		unlk(b, &ev->mx);
 	}
 	return *n ? 0 : -1;
@@ -364,14 +268,15 @@ int ev_empty_region(struct txn *t, u32 want)
 	u64 ino[PER_TXN], best[PER_TXN], tried[16], newest, least = UINT64_MAX, sum = 0;
 	const struct bfs_obj *o;
 	(void)want; /* at most a region: whole regions change their class, and are one run */
-	ev_drain(b);
-	/* where the oldest blocks are */
-	((struct ev *)b->ev)->asked = false;
+	begin(b);
+	/* where the oldest blocks are; with those that are pinned soft only when there are no others */
 	if (!(o = next_victim(t, false))) return t->poison;
+	bool soft_too = ev->cand[ev->at].key >> 63;
 	for (u32 k = ev->at; k < ev->ncand && ntried < 16 && !t->poison; k++) {
 		int rc = 0;
 		struct bfs_rec r;
-		if (!(o = ob_slot(tview(t), ev->cand[k].slot, &rc)) || !o->mode || !evictable(o)) continue;
+		bool soft;
+		if (!(o = ob_slot(tview(t), ev->cand[k].slot, &rc)) || !o->mode || !evictable(t, o, &soft)) continue;
 		u64 addr = o->u.f.inl_addr;
 		if (!addr && bt_range(tview(t), KEY(BFS_T(BFS_T_EXT, o->slot), 0, 0), &r, 1) == 1) addr = r.x;
 		if (!addr || !al_mem(b, addr)) continue;
@@ -380,7 +285,7 @@ int ev_empty_region(struct txn *t, u32 want)
 		while (i < ntried && tried[i] != reg) i++;
 		if (i < ntried) continue;
 		tried[ntried++] = reg;
-		if (oldness(t, BFS_GADDR(0, reg * rg), BFS_GADDR(0, (reg + 1) * rg), &newest, ino, PER_TXN, &n) || newest >= least) continue;
+		if (oldness(t, BFS_GADDR(0, reg * rg), BFS_GADDR(0, (reg + 1) * rg), &newest, ino, PER_TXN, &n) || newest >= least || (newest >> 63 && !soft_too)) continue;
 		least = newest, best_n = n;
 		memcpy(best, ino, n * sizeof *ino);
 	}
@@ -410,29 +315,4 @@ int bfs_evict(struct bfs *b, u64 granules, u64 *freed)
 	if (freed) *freed = sum;
 	if (!rc && sum && !in_batch(b) && !(rc = bfs_apply_scan(b))) rc = bfs_reclaim(b);
 	return rc == -EBUSY ? 0 : rc;
-}
-
-int ev_attach(struct bfs *b)
-{
-	struct ev *ev = b->ev = xalloc(b, sizeof *ev);
-	if (!ev) return -ENOMEM;
-	pthread_mutex_init(&ev->mx, NULL);
-	ev->nchunks = b->sb.inodes / BFS_STAMPS + 1;
-	ev->chunk = xalloc(b, ev->nchunks * sizeof *ev->chunk);
-	ev->dirty = xalloc(b, ev->nchunks);
-	ev->cand_cap = b->sb.inodes / 32 < 64 ? 64 : b->sb.inodes / 32 > 8192 ? 8192 : b->sb.inodes / 32;
-	ev->cand = xalloc(b, ev->cand_cap * sizeof *ev->cand);
-	return ev->chunk && ev->dirty && ev->cand ? 0 : -ENOMEM;
-}
-
-void ev_detach(struct bfs *b)
-{
-	struct ev *ev = b->ev;
-	if (!ev) return;
-	for (u32 c = 0; ev->chunk && c < ev->nchunks; c++) xfree(b, ev->chunk[c]);
-	xfree(b, ev->chunk);
-	xfree(b, ev->dirty);
-	xfree(b, ev->cand);
-	xfree(b, ev);
-	b->ev = NULL;
 }

@@ -222,8 +222,10 @@ enum {
 	BFS_OF_NSBLOCK = 1,    /* directory: namespace of native blocks */
 	BFS_OF_NOSUM = 2,      /* no checksums wanted */
 	BFS_OF_UNVERIFIED = 4, /* content isn't covered by sums (crash while dirty) */
-	BFS_OF_PINNED = 8,     /* never evicted */
+	BFS_OF_PINNED = 8,     /* never evicted; of a directory: nor is anything in it */
 	BFS_OF_PUBLISHED = 16, /* some host saw it sealed before */
+	BFS_OF_PINNED_SOFT = 32, /* evicted only when nothing unpinned is left; of a directory: so is all in it */
+	BFS_OF_EMPTIED = 64,   /* directory: an eviction took its last entry, and nobody has used it since */
 };
 
 struct bfs_obj { /* 240 bytes, 16 to a page */

@@ -49,9 +49,13 @@ int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh)
 		in_unlock(b, in);
 	}
 	if (!rc) rc = hd_new(b, in, w || trunc ? flags | (w ? 0 : O_WRONLY) : flags, fh);
-	if (rc) in_put(b, in, w || trunc);
-	else bfs_touch(b, ino);
-	return rc;
+	if (rc) {
+		in_put(b, in, w || trunc);
+		return rc;
+	}
+	bfs_touch(b, ino);
+	if ((flags & O_ACCMODE) != O_WRONLY && !trunc) atomic_fetch_add_explicit(&b->hits, 1, memory_order_relaxed);
+	return 0;
 }
 
 int bfs_release(struct bfs *b, u64 fh)
@@ -69,7 +73,7 @@ int bfs_release(struct bfs *b, u64 fh)
 	h->next_free = b->handle_free;
 	b->handle_free = (u32)fh;
 	unlk(b, &b->ilock);
-	if (!w) bfs_touch(b, in->ino); /* in use until now; and a candidate again, if eviction found it open */
+	bfs_touch(b, in->ino); /* in use until now; and a candidate again, if eviction found it open */
 	in_put(b, in, w);
 	return 0;
 }

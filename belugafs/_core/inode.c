@@ -295,6 +295,7 @@ void in_batch_mark(struct bfs *b, struct bfs_inode *in)
 void fl_txn_end(struct bfs *b, bool committed)
 {
 	al_txn_end(b, committed);
+	if (!committed && b->nevicting) ev_pins_changed(b); /* they are there again */
 	in_evict_end(b);
 	lk(b, &b->ilock);
 	for (u32 i = 0; b->nbatch && i < b->ihash_size; i++)

@@ -6,7 +6,8 @@
  *   radix.c hash.c btree.c   tables in the tree
  *   object.c slots; name.c look-ups and entries, name_make.c name_move.c name_list.c what is done by
  *   name, name_syn.c prefix directories of block namespaces   (name.h); xattr.c; block.c native blocks
- *   alloc.c  regions, extents, quarantine; evict.c watermarks, recency
+ *   alloc.c  regions, extents, quarantine, watermarks; recency.c touch rings, stamps; evict.c who goes
+ *   next; reap.c directories that eviction emptied     (evict.h)
  *   inode.c  objects that are open on this host; map.c their maps; handle.c; hazard.c what is being read
  *   file.c create and close, file_read.c, file_overlay.c, file_write.c, file_size.c; row.c;
  *   seal.c, seal_close.c, seal_recover.c               (file.h)
@@ -57,6 +58,7 @@ struct txn {
 	int poison;            /* first error after which only an abort is right (-ENOSPC, -EIO) */
 	bool changed;          /* something was written beside the root */
 	bool internal;         /* lead duties: may use the reserve of pages */
+	u64 keep;              /* a directory that an entry is being made in: not reaped */
 	u32 direct;            /* runs of bfs.dgrant that this transaction stores data in */
 	struct view v;         /* this transaction as a view */
 };
@@ -243,16 +245,22 @@ void al_txn_end(struct bfs *b, bool committed); /* by fl_txn_end */
 #define HELD_LEN(w) ((u32)((w) >> 40 & 0xffff) + 1)
 
 
-/* ---- evict.c ----------------------------------------------------------------------------------- */
+/* ---- recency.c, evict.c, reap.c (evict.h) -------------------------------------------------------- */
 int ev_make_room(struct txn *t, u64 granules); /* evicts; freed extents need a commit and a scan before use */
 int ev_drain(struct bfs *b);                   /* touch rings -> stamps in memory */
-int ev_store(struct txn *t);                   /* stamps -> tree */
+int ev_store(struct txn *t);                   /* stamps -> tree, a part of them */
+bool ev_unstored(struct bfs *b);               /* there are more */
 int ev_attach(struct bfs *b);
 void ev_detach(struct bfs *b);
 u32 ev_stamp(struct bfs *b, u32 slot);
 int ev_empty_region(struct txn *t, u32 n);     /* evicts all of one region (room for n in one piece); granules, 0: none can be */
-int ev_make_slots(struct txn *t, u32 n);       /* evicts n objects for their slots; how many */
+int ev_make_slots(struct txn *t, u32 n);       /* directories that eviction emptied go for their slots, then n objects; how many */
 void ev_admit(struct bfs *b, u32 slot, bool abandoned); /* counts as used now; abandoned: first to go */
+void ev_forget(struct bfs *b, u32 slot);       /* the object is gone: what comes next has its own recency */
+void ev_pins_changed(struct bfs *b);           /* or a directory has moved, below another pin */
+/* a path leads through it, or it is listed: not reaped soon.  true: it was one that might have been, look again */
+bool ev_dir_seen(struct bfs *b, const struct bfs_attr *a);
+void ev_regrade(struct bfs *b, u32 slot);      /* the file has moved, below another pin */
 u64 ev_pos(struct bfs *b);                     /* of the own touch ring: w2 of the heartbeat */
 
 /* ---- inode.c: objects open on this host ---------------------------------------------------------- */
@@ -420,7 +428,8 @@ struct bfs {
 	_Atomic(u32) *vtag;/* by slot: (gen, version) the bits belong to */
 
 	/* counters (relaxed) */
-	_Atomic(u64) hits, misses, corrupt, seal_deferred, txns, pages_written, touches_lost;
+	struct { _Atomic(u64) hash, at_ns; } missed[256]; /* names that weren't there, of late: name.c */
+	_Atomic(u64) hits, misses, corrupt, reaped, seal_deferred, txns, pages_written, touches_lost;
 	pthread_t ticker;
 };
 

@@ -75,7 +75,7 @@ static int nm_attr(struct view *v, u64 ino, struct bfs_attr *a)
 	return 0;
 }
 
-int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a)
+static int lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a)
 {
 	struct rd r;
 	struct ht_entry e;
@@ -89,7 +89,33 @@ int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_
 	return rc;
 }
 
-int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
+/* A look-up that found nothing is a miss, unless the name is made at once: then it was the first half of a
+ * create or a rename, which a kernel sends as two requests. */
+#define MADE_AT_ONCE_NS 5000000u
+static void missed(struct bfs *b, u64 dir, const void *name, size_t len)
+{
+	u64 h = ht_hash(b, dir, BFS_EK_NAME, name, len), i = h >> 20 & 255;
+	atomic_fetch_add_explicit(&b->misses, 1, memory_order_relaxed);
+	atomic_store_explicit(&b->missed[i].hash, h, memory_order_relaxed);
+	atomic_store_explicit(&b->missed[i].at_ns, b->m->ops->mono_ns(b->m), memory_order_relaxed);
+}
+static void made(struct bfs *b, u64 h)
+{
+	u64 i = h >> 20 & 255;
+	if (atomic_load_explicit(&b->missed[i].hash, memory_order_relaxed) != h) return;
+	u64 at = atomic_exchange_explicit(&b->missed[i].at_ns, 0, memory_order_relaxed);
+	if (at && b->m->ops->mono_ns(b->m) - at < MADE_AT_ONCE_NS) atomic_fetch_sub_explicit(&b->misses, 1, memory_order_relaxed);
+}
+
+int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a)
+{
+	int rc = lookup(b, dir, name, len, a);
+	if (!rc && ev_dir_seen(b, a)) rc = lookup(b, dir, name, len, a);
+	if (rc == -ENOENT) missed(b, dir, name, len);
+	return rc;
+}
+
+static int getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
 {
 	struct rd r;
 	int rc = rd_begin(b, &r);
@@ -98,6 +124,12 @@ int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
 	rd_end(&r);
 	if (!rc && S_ISREG(a->mode)) in_overlay_attr(b, a);
 	return rc;
+}
+
+int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
+{
+	int rc = getattr(b, ino, a);
+	return !rc && ev_dir_seen(b, a) ? getattr(b, ino, a) : rc;
 }
 
 int bfs_parent(struct bfs *b, u64 ino, u64 *dir)
@@ -136,6 +168,7 @@ int nm_dir_changed(struct txn *t, u64 dir, int entries, int subdirs)
 	struct bfs_obj *d = ob_cow(t, dir);
 	if (!d) return txn_fail(t, -EIO);
 	d->u.d.entries += (u64)(i64)entries;
+	if (entries > 0) d->flags &= (u8)~BFS_OF_EMPTIED;
 	d->u.d.subdirs += (u32)subdirs;
 	d->nlink += (u32)subdirs;
 	d->mtime_ns = d->ctime_ns = (i64)now_ns(t->b);
@@ -178,6 +211,7 @@ int nm_add(struct txn *t, u64 dir, int kind, const void *name, size_t len, struc
 		return txn_fail(t, rc);
 	nm_set_nlink(t, o, sub ? 2 : 1);
 	if (cookie) *cookie = e.cookie;
+	if (kind == BFS_EK_NAME) made(t->b, e.hash);
 	return 0;
 }
 

@@ -18,7 +18,9 @@ static struct bfs_obj *make(struct txn *t, u64 dir, const void *name, size_t len
 		gid = d->gid;
 		if (S_ISDIR(mode)) mode |= S_ISGID;
 	}
+	t->keep = dir; /* should slots be out */
 	struct bfs_obj *o = ob_alloc(t, mode, uid, gid, rc);
+	t->keep = 0;
 	if (!o) return NULL;
 	if (owner) {
 		ob_count(t, o, -1);
@@ -161,6 +163,7 @@ int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64
 		if (mask & BFS_SET_ATIME) o->atime_ns = in->atime_ns;
 		if (mask & BFS_SET_MTIME) o->mtime_ns = in->mtime_ns;
 		o->ctime_ns = mask & BFS_SET_CTIME ? in->ctime_ns : (i64)now_ns(b);
+		o->flags &= (u8)~BFS_OF_EMPTIED;
 		if (out) ob_attr(o, out);
 	} else if (!rc) {
 		rc = t->poison;

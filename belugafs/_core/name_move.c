@@ -66,6 +66,7 @@ static int exchange(struct txn *t, const struct ht_entry *p, const struct ht_ent
 	    (rc = nm_dir_changed(t, p->dir, 0, wd - od)) || (rc = nm_dir_changed(t, q->dir, 0, od - wd)))
 		return txn_fail(t, rc == -ENOENT ? -EIO : rc);
 	o->ctime_ns = w->ctime_ns = (i64)now_ns(t->b);
+	ev_pins_changed(t->b);
 	return 0;
 }
 
@@ -80,6 +81,12 @@ static int replace(struct txn *t, const struct ht_entry *e, u64 dir2, const void
 	if (!o) return txn_fail(t, -EIO);
 	if ((rc = nm_unhook(t, e, o)) || (rc = nm_add(t, dir2, BFS_EK_NAME, name2, len2, o, e->owner, NULL))) return rc;
 	nm_set_nlink(t, o, S_ISDIR(o->mode) ? -2 : -1);
+	if (S_ISDIR(o->mode)) {
+		o->flags &= (u8)~BFS_OF_EMPTIED;
+		ev_pins_changed(t->b);
+	} else {
+		ev_regrade(t->b, o->slot);
+	}
 	o->ctime_ns = (i64)now_ns(t->b);
 	return 0;
 }

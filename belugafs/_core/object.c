@@ -175,6 +175,7 @@ int ob_free(struct txn *t, u64 ino)
 	ob_count(t, o, -1);
 
 	u32 slot = o->slot, gen = (o->gen + 1) & GEN_MASK;
+	ev_forget(t->b, slot);
 	memset(o, 0, sizeof *o);
 	o->slot = slot, o->gen = gen;
 	if (t->root->free_tail) {

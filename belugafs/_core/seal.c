@@ -215,7 +215,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	if ((rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, in->as - 1), o->slot, 0))) && rc != -ENOENT) return txn_fail(t, rc);
 	set_guess(t, o, size);
 	t->root->seals++;
-	if (o->cls == BFS_CLS_BLOCK) ev_admit(b, o->slot, false);
+	ev_admit(b, o->slot, false);
 	in->seal_mtime = o->mtime_ns;
 	in->seal_flags = o->flags;
 	return t->poison;

@@ -253,6 +253,7 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!b->o.suspect_ns) b->o.suspect_ns = 1000000000ull;
 	if (!b->o.high_permille) b->o.high_permille = 970;
 	if (!b->o.low_permille) b->o.low_permille = 950;
+	if (!b->o.reap_after_s) b->o.reap_after_s = 10;
 	b->h_map = rx_height(up(sb.meta_pages, BFS_MAP_BITS) / BFS_MAP_BITS);
 	u64 logs = (sb.meta_pages / (BFS_LOG_MAX / 2)) + 4;
 	b->h_log = rx_height(logs);
@@ -309,7 +310,9 @@ int bfs_detach(struct bfs *b, bool clean)
 			ev_drain(b);
 			bfs_apply_scan(b);
 			bfs_reclaim(b);
-			if (!(rc = op_begin(b, &t))) rc = op_end(b, t, ev_store(t));
+			do {
+				if (!(rc = op_begin(b, &t))) rc = op_end(b, t, ev_store(t));
+			} while (!rc && ev_unstored(b));
 			if (rc == -EAGAIN) rc = 0; /* somebody else leads: he keeps the recency */
 		}
 	}
@@ -340,7 +343,7 @@ int bfs_statfs(struct bfs *b, struct bfs_stat *s)
 	rd_end(&r);
 	s->slot = b->slot;
 	s->is_leader = atomic_load(&b->leader);
-	s->seal_deferred = b->seal_deferred, s->corrupt = b->corrupt, s->hits = b->hits, s->misses = b->misses;
+	s->seal_deferred = b->seal_deferred, s->corrupt = b->corrupt, s->hits = b->hits, s->misses = b->misses, s->reaped_dirs = b->reaped;
 	s->txns = b->txns, s->pages_written = b->pages_written, s->touches_lost = b->touches_lost;
 	s->bytes_written_meta = s->pages_written * BFS_PAGE;
 	memcpy(s->uuid, b->sb.uuid, 16);

@@ -95,10 +95,10 @@ static int xent_find(struct bfs *b, const u8 *buf, u32 len, const char *name, u3
 	return 0;
 }
 
-/* ---- what the core computes ------------------------------------------------------------------ */
+/* ---- what the core computes, and the pin, which is a flag ------------------------------------------------------------------ */
 static const char virt[] = "user.beluga.";
-static const char *const virt_names[] = {"checksum", "class", "extents", "owner", "state", "version"};
-enum { V_CHECKSUM, V_CLASS, V_EXTENTS, V_OWNER, V_STATE, V_VERSION, NVIRT };
+static const char *const virt_names[] = {"checksum", "class", "extents", "owner", "pin", "state", "version"};
+enum { V_CHECKSUM, V_CLASS, V_EXTENTS, V_OWNER, V_PIN, V_STATE, V_VERSION, NVIRT };
 #define SUMS_LISTED 1024u
 #define EXTENTS_LISTED 1024
 
@@ -157,6 +157,8 @@ static int text_sums(struct bfs *b, const struct bfs_obj *o, struct text *x)
 	return 0;
 }
 
+static bool pinned(const struct bfs_obj *o) { return o->flags & (BFS_OF_PINNED | BFS_OF_PINNED_SOFT); }
+
 static int virt_text(struct bfs *b, const struct bfs_obj *o, int which, struct text *x)
 {
 	static const char *const state[] = {"free", "sealed", "new", "dirty", "abandoned"};
@@ -166,6 +168,10 @@ static int virt_text(struct bfs *b, const struct bfs_obj *o, int which, struct t
 	case V_OWNER: /* host slot, while somebody writes */
 		if (o->owner) put(x, "%u", o->owner - 1u);
 		else put(x, "none");
+		break;
+	case V_PIN:
+		if (!pinned(o)) return -ENODATA;
+		put(x, "%s", o->flags & BFS_OF_PINNED ? "hard" : "soft");
 		break;
 	case V_STATE: put(x, "%s%s", o->state < 5 ? state[o->state] : "unknown", o->flags & BFS_OF_UNVERIFIED ? ",unverified" : ""); break;
 	case V_VERSION: put(x, "%u", o->version); break;
@@ -196,6 +202,30 @@ static int load(struct bfs *b, const struct bfs_obj *o, u8 **buf, u32 *len)
 	return blob_read(b, o->blob, *buf, *len);
 }
 
+/* user.beluga.pin of a file or a directory, which then is of all in it: evict.c.  val NULL: removed. */
+static int change_pin(struct bfs *b, u64 ino, const void *val, size_t len, int flags)
+{
+	struct txn *t;
+	int rc = 0;
+	u8 pin = !val ? 0 : len == 4 && !memcmp(val, "hard", 4) ? BFS_OF_PINNED : len == 4 && !memcmp(val, "soft", 4) ? BFS_OF_PINNED_SOFT : 255;
+	if (pin == 255) return bfs_fail(b, -EINVAL, "user.beluga.pin is hard or soft");
+	if ((rc = op_begin(b, &t))) return rc;
+	const struct bfs_obj *c = ob_get(tview(t), ino, &rc);
+	if (c && !S_ISREG(c->mode) && !S_ISDIR(c->mode)) rc = bfs_fail(b, -EPERM, "only files and directories can be pinned");
+	else if (c && !pinned(c) && (!val || (flags & XATTR_REPLACE))) rc = -ENODATA;
+	else if (c && pinned(c) && (flags & XATTR_CREATE)) rc = -EEXIST;
+	struct bfs_obj *o = c && !rc ? ob_cow(t, ino) : NULL;
+	if (o) {
+		o->flags = (u8)((o->flags & ~(BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_EMPTIED)) | pin);
+		o->ctime_ns = (i64)now_ns(b);
+		if (S_ISDIR(o->mode)) ev_pins_changed(b);
+		else ev_regrade(b, o->slot);
+	} else if (!rc) {
+		rc = t->poison ? t->poison : -ESTALE;
+	}
+	return op_end(b, t, rc);
+}
+
 /* Sets (val) or removes (val NULL). */
 static int change(struct bfs *b, u64 ino, const char *name, const void *val, size_t len, int flags)
 {
@@ -205,8 +235,9 @@ static int change(struct bfs *b, u64 ino, const char *name, const void *val, siz
 	u32 n = 0, off, nlen = (u32)strlen(name), size = 0;
 	int rc = check_name(name);
 	if (rc) return rc;
-	if (!strncmp(name, virt, sizeof virt - 1)) return bfs_fail(b, -EPERM, "%s: user.beluga.* attributes are read only", name);
+	if (!strncmp(name, virt, sizeof virt - 1) && virt_index(name) != V_PIN) return bfs_fail(b, -EPERM, "%s: user.beluga.* attributes are read only, but for user.beluga.pin", name);
 	if (ino >> 63) return bfs_fail(b, -EPERM, "this directory is made up from the keys below it");
+	if (virt_index(name) == V_PIN) return change_pin(b, ino, val, len, flags);
 	if (len > XATTR_SIZE_MAX) return -E2BIG;
 	if ((rc = op_begin(b, &t))) return rc;
 	const struct bfs_obj *c = ob_get(tview(t), ino, &rc);
@@ -236,6 +267,7 @@ static int change(struct bfs *b, u64 ino, const char *name, const void *val, siz
 		goto out;
 	}
 	o->blob_len = size;
+	o->flags &= (u8)~BFS_OF_EMPTIED;
 	o->ctime_ns = (i64)now_ns(b);
 out:
 	xfree(b, old);
@@ -272,7 +304,7 @@ ssize_t bfs_getxattr(struct bfs *b, u64 ino, const char *name, void *buf, size_t
 	size_t vlen = 0;
 	const struct bfs_obj *o = ob_get(&r.v, ino, &err);
 	if (o && which >= 0) {
-		err = !S_ISREG(o->mode) ? -ENODATA : which == V_EXTENTS ? 0 : virt_text(b, o, which, &tx);
+		err = !S_ISREG(o->mode) && which != V_PIN ? -ENODATA : which == V_EXTENTS ? 0 : virt_text(b, o, which, &tx);
 	} else if (o && !(err = load(b, o, &blob, &n))) {
 		err = xent_find(b, blob, n, name, (u32)strlen(name), &off, &x);
 		if (err == 1) val = x.val, vlen = x.vlen, err = 0;
@@ -299,7 +331,7 @@ ssize_t bfs_listxattr(struct bfs *b, u64 ino, char *buf, size_t len)
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
 	const struct bfs_obj *o = ob_get(&r.v, ino, &rc);
-	bool reg = o && S_ISREG(o->mode);
+	bool reg = o && S_ISREG(o->mode), pin = o && pinned(o);
 	if (o) rc = load(b, o, &blob, &n);
 	rd_end(&r);
 	for (u32 off = 0; !rc && off < n; off += x.size) {
@@ -312,7 +344,8 @@ ssize_t bfs_listxattr(struct bfs *b, u64 ino, char *buf, size_t len)
 		}
 		total += x.nlen + 1;
 	}
-	for (int i = 0; !rc && reg && i < NVIRT; i++) {
+	for (int i = 0; !rc && i < NVIRT; i++) {
+		if (i == V_PIN ? !pin : !reg) continue;
 		size_t m = sizeof virt - 1 + strlen(virt_names[i]) + 1;
 		if (total + m <= len) snprintf(buf + total, m, "%s%s", virt, virt_names[i]);
 		else if (len) rc = -ERANGE;

@@ -18,46 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 sys.path.insert(0, os.path.dirname(__file__))
+from core_memory import Memory
+from core_memory import native as _native
 from reference import Node, Reference, Refused
 
-_native = pytest.importorskip("belugafs._native", reason="the C core isn't built (make build)")
-
-SIZE = 24 << 20
 NAMES = [b"a", b"b", b"c", b"dir", b"x" * 255, "K\u00e4se".encode(), b"\xff\xfe", b"d.tmp"]
 name_s = st.sampled_from(NAMES)
-
-
-class Memory:
-    """A pool in a memfd, joined and left as the test wants."""
-
-    def __init__(self, **mkfs: Any) -> None:
-        self.fd = os.memfd_create("belugafs-test")
-        os.ftruncate(self.fd, SIZE)
-        _native.mkfs(self.fd, SIZE, uuid=bytes(16), inodes=2048, hosts=2, **mkfs)
-        self.pool = self.join()
-
-    def join(self) -> Any:
-        return _native.Pool(self.fd, SIZE, host_uuid=b"h" * 16, boot_id=b"b" * 16)
-
-    def rejoin(self, clean: bool) -> None:
-        self.pool.close(clean=clean)
-        self.fsck()
-        self.pool = self.join()
-
-    def fsck(self) -> None:
-        found: list[str] = []
-        result = _native.fsck(
-            self.fd,
-            SIZE,
-            True,
-            lambda level, code, text: found.append(f"{code}: {text}") if level else None,
-        )
-        assert not found and not result["problems"], found
-
-    def close(self) -> None:
-        if not self.pool.closed:
-            self.pool.close()
-        os.close(self.fd)
 
 
 def outcome(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -186,8 +152,6 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.twin.compare()
-        self.memory.pool.close()
-        self.memory.fsck()
         self.memory.close()
 
     def dirs(self) -> list[Node]:
@@ -374,6 +338,4 @@ def test_eight_threads_each_against_its_model(seed: int) -> None:
     ticker.join()
     if failures:
         raise failures[0]
-    memory.pool.close()
-    memory.fsck()
     memory.close()

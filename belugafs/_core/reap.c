@@ -1,0 +1,104 @@
+/* Directories that eviction has emptied.
+ *
+ * An engine makes directories by the thousand for its blocks, and never removes one.  When slots
+ * are out, those that eviction took the last entry from go, before any more blocks do.
+ *
+ * They are told from directories that somebody made and wants by a flag, which a directory gets
+ * when an eviction takes its last entry, and loses when anything is made in it or something of it
+ * is set by hand (mode, owner, times, attributes, name).  What is more, a directory stays that
+ * lies in the root, is pinned, or has extended attributes; and that a path led to, or that was
+ * listed, in the last reap_after_s seconds.  The kernel asks for a name again after one second, so
+ * whoever makes a file by its path has been seen before he gets there: makedirs and create find
+ * the directory there, or make it anew, and nothing comes between them.
+ *
+ * They are found by looking through the slots, since a record of them would have to be kept in
+ * step; not again before it is known that there is something to find. */
+#include <sys/stat.h>
+#include "evict.h"
+
+int ev_emptied(struct txn *t, u64 dir)
+{
+	struct ev *ev = t->b->ev;
+	int rc = 0;
+	const struct bfs_obj *d = ob_get(tview(t), dir, &rc);
+	if (!d || !S_ISDIR(d->mode)) return rc && rc != -ESTALE ? rc : -EIO;
+	if (d->u.d.entries || dir == BFS_ROOT_INO || d->parent == BFS_ROOT_INO) return 0;
+	struct bfs_obj *o = ob_cow(t, dir);
+	if (!o) return t->poison ? t->poison : -EIO;
+	o->flags |= BFS_OF_EMPTIED;
+	u32 due = ev_seconds(t->b) + t->b->o.reap_after_s + 1;
+	if (due < ev->reap_s) ev->reap_s = due;
+	return 0;
+}
+
+bool ev_dir_seen(struct bfs *b, const struct bfs_attr *a)
+{
+	if (!S_ISDIR(a->mode) || !(a->flags & BFS_OF_EMPTIED) || b->o.readonly) return false;
+	if (!atomic_load(&b->leader)) {
+		bfs_touch(b, a->ino);
+		return false;
+	}
+	/* Between two transactions, so that none is under way that has looked at the stamp before; and
+	 * not through the ring, which forgets when it is full. */
+	bool batch = in_batch(b);
+	if (!batch) lk(b, &b->wlock);
+	ev_admit(b, INO_SLOT(a->ino), false);
+	if (!batch) unlk(b, &b->wlock);
+	return !batch;
+}
+
+/* Second from which on o may go; UINT32_MAX: it stays. */
+static u32 due(struct txn *t, const struct bfs_obj *o)
+{
+	struct bfs *b = t->b;
+	struct ev *ev = b->ev;
+	if (!o->mode || !S_ISDIR(o->mode) || !(o->flags & BFS_OF_EMPTIED) || o->flags & (BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_NSBLOCK)) return UINT32_MAX;
+	if (o->u.d.entries || o->blob_len || !o->parent || o->parent == BFS_ROOT_INO) return UINT32_MAX;
+	lk(b, &ev->mx);
+	u64 *p = ev_at(b, tview(t), o->slot), last = p ? *p >> 32 : UINT32_MAX;
+	unlk(b, &ev->mx);
+	u64 made = o->mtime_ns > 0 ? (u64)o->mtime_ns / 1000000000u : 0;
+	if (made > last) last = made;
+	last += b->o.reap_after_s + 1; /* seconds are cut off */
+	return last < UINT32_MAX ? (u32)last : UINT32_MAX;
+}
+
+static int reap(struct txn *t, u64 ino)
+{
+	struct ht_entry e;
+	int rc = 0;
+	const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
+	if (!o) return txn_fail(t, rc);
+	if ((rc = ht_by_cookie(tview(t), o->hash, o->parent, o->cookie, &e)) || e.ino != ino)
+		return txn_fail(t, rc && rc != -ENOENT ? rc : bfs_fail(t->b, -EIO, "directory %llu: its entry is gone; run fsck.belugafs -n", (unsigned long long)ino));
+	if ((rc = nm_remove(t, &e)) || (rc = ev_emptied(t, e.dir))) return txn_fail(t, rc);
+	atomic_fetch_add_explicit(&t->b->reaped, 1, memory_order_relaxed);
+	return 0;
+}
+
+int ev_reap(struct txn *t, u32 want)
+{
+	struct bfs *b = t->b;
+	struct ev *ev = b->ev;
+	u32 now = ev_seconds(b), n = 0, next = UINT32_MAX, end = t->root->slot_virgin < b->sb.inodes ? t->root->slot_virgin : b->sb.inodes;
+	if (now < ev->reap_s || end < 3) return 0;
+	ev_drain(b);
+	ev->reap_s = UINT32_MAX; /* what is emptied on the way (a parent) lowers it */
+	for (u32 k = 2; k < end && n < want && !t->poison; k++) {
+		u32 slot = ev->reap_at = ev->reap_at + 1 < end && ev->reap_at > 1 ? ev->reap_at + 1 : 2;
+		int rc = 0;
+		const struct bfs_obj *o = ob_slot(tview(t), slot, &rc);
+		u32 at = o ? due(t, o) : UINT32_MAX;
+		if (rc) return txn_fail(t, rc);
+		if (at > now || ob_ino(o) == t->keep) {
+			if (at < next) next = at;
+			continue;
+		}
+		if (reap(t, ob_ino(o))) return t->poison;
+		n++;
+	}
+	if (n == want) ev->reap_s = 0; /* there may be more */
+	else if (n && now + 1 < ev->reap_s) ev->reap_s = now + 1; /* if this transaction isn't committed */
+	if (next < ev->reap_s) ev->reap_s = next;
+	return t->poison ? t->poison : (int)n;
+}

@@ -1,0 +1,217 @@
+"""Directories that eviction emptied go when slots are out; all others stay."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+from core_memory import Memory, native
+
+ROOT = native.ROOT_INO
+EVERYTHING = 1 << 40
+AFTER_S = 1
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    memory = Memory(inodes=256, attach={"reap_after_s": AFTER_S})
+    yield memory
+    memory.close()
+
+
+def top(memory: Memory) -> int:
+    return int(memory.pool.mkdir(ROOT, "engine").ino)
+
+
+def fill_slots(memory: Memory, where: int, prefix: str = "fill") -> int:
+    """Empty ordinary files until slots are out: how many."""
+    for i in range(10_000):
+        try:
+            memory.pool.mknod(where, f"{prefix}{i}", 0o100644)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            return i
+    raise AssertionError("slots are never out")
+
+
+def reaped(memory: Memory) -> int:
+    return int(memory.pool.statfs()["reaped_dirs"])
+
+
+def test_emptied_directories_make_room_and_no_others(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    for i in range(50):
+        memory.put(pool.mkdir(engine, f"d{i}").ino, "block", 4096)
+    stay = {
+        "by hand": pool.mkdir(engine, "by hand").ino,
+        "emptied by hand": pool.mkdir(engine, "emptied by hand").ino,
+        "with attributes": pool.mkdir(engine, "with attributes").ino,
+        "pinned": pool.mkdir(engine, "pinned").ino,
+        "with a subdirectory": pool.mkdir(engine, "with a subdirectory").ino,
+        "with an ordinary file": pool.mkdir(engine, "with an ordinary file").ino,
+        "changed since": pool.mkdir(engine, "changed since").ino,
+        "renamed since": pool.mkdir(engine, "renamed").ino,
+        "used since": pool.mkdir(engine, "used since").ino,
+    }
+    for name, ino in stay.items():
+        if name != "by hand":
+            memory.put(ino, "block", 4096)
+    at_the_root = pool.mkdir(ROOT, "at the root").ino
+    memory.put(at_the_root, "block", 4096)
+    pool.unlink(stay["emptied by hand"], "block")
+    pool.setxattr(stay["with attributes"], "user.tenant", b"7")
+    pool.mkdir(stay["with a subdirectory"], "d")
+    pool.mknod(stay["with an ordinary file"], "f", 0o100644)
+    assert pool.evict(EVERYTHING) == 50 + len(stay) - 2 + 1
+    pool.setxattr(stay["pinned"], "user.beluga.pin", b"soft")
+    pool.setattr(stay["changed since"], mode=0o700)
+    pool.rename(engine, "renamed", engine, "renamed since")
+    pool.unlink(stay["used since"], pool.mknod(stay["used since"], "f", 0o100644) and "f")
+    time.sleep(AFTER_S + 1.1)
+    used = pool.statfs()["inodes_used"]
+    made = fill_slots(memory, ROOT)
+    assert reaped(memory) == 50
+    assert made == pool.statfs()["inodes"] - used + 50
+    assert memory.names(engine) == set(stay)
+    assert "at the root" in memory.names(ROOT)
+
+
+def test_parents_go_after_their_children(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    for i in range(10):
+        a = pool.mkdir(engine, f"a{i}").ino
+        for k in range(3):
+            memory.put(pool.mkdir(pool.mkdir(a, f"b{k}").ino, "c").ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    for _ in range(3):  # each level has to be unused for a while by itself
+        time.sleep(AFTER_S + 1.1)
+        fill_slots(memory, ROOT, f"t{time.monotonic_ns()}")
+    assert reaped(memory) == 10 * (1 + 3 + 3)
+    assert memory.names(engine) == set()
+
+
+def test_nothing_is_reaped_while_there_are_slots(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    memory.put(pool.mkdir(engine, "d").ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    time.sleep(AFTER_S + 1.1)
+    for i in range(100):
+        memory.put(engine, f"f{i}", 4096)
+    assert "d" in memory.names(engine)
+
+
+def test_nor_with_evict_none(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    memory.put(pool.mkdir(engine, "d").ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    memory.attach = {"evict": "none", "reap_after_s": AFTER_S}
+    memory.rejoin()
+    time.sleep(AFTER_S + 1.1)
+    fill_slots(memory, ROOT)
+    assert memory.names(engine) == {"d"}
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_they_are_known_after_a_remount(memory: Memory, clean: bool) -> None:
+    pool, engine = memory.pool, top(memory)
+    for i in range(5):
+        memory.put(pool.mkdir(engine, f"d{i}").ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    memory.rejoin(clean)
+    time.sleep(AFTER_S + 1.1)
+    fill_slots(memory, ROOT)
+    assert reaped(memory) == 5
+    assert memory.names(engine) == set()
+
+
+@pytest.mark.parametrize("how", ["lookup", "getattr"])
+def test_who_comes_by_keeps_a_directory_for_a_while(memory: Memory, how: str) -> None:
+    """A path that leads through it, as of makedirs(exist_ok=True), and then time for a create."""
+    pool, engine = memory.pool, top(memory)
+    inos = {f"d{i}": pool.mkdir(engine, f"d{i}").ino for i in range(6)}
+    for ino in inos.values():
+        memory.put(ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    time.sleep(AFTER_S + 1.1)
+    if how == "lookup":
+        pool.lookup(engine, "d3")
+    else:
+        pool.getattr(inos["d3"])
+    fill_slots(memory, ROOT)
+    assert memory.names(engine) == {"d3"}
+    assert reaped(memory) == 5
+    pool.unlink(ROOT, "fill0")
+    memory.put(inos["d3"], "block", 4096)  # the create finds its directory
+    with pytest.raises(OSError) as caught:
+        pool.create(inos["d0"], "block")
+    assert caught.value.errno == errno.ESTALE  # the kernel looks the name up, and says ENOENT
+
+
+def test_the_directory_that_a_file_is_being_made_in_is_not_taken_for_its_slot(
+    memory: Memory,
+) -> None:
+    pool, engine = memory.pool, top(memory)
+    last = pool.mkdir(engine, "last").ino
+    memory.put(last, "block", 4096)
+    fill_slots(memory, ROOT)  # evicts the block
+    assert memory.names(last) == set()
+    time.sleep(AFTER_S + 1.1)
+    with pytest.raises(OSError) as caught:
+        pool.mknod(last, "f", 0o100644)
+    assert caught.value.errno == errno.ENOSPC
+    pool.mknod(ROOT, "f", 0o100644)  # from elsewhere it goes
+    assert memory.names(engine) == set()
+
+
+def test_makedirs_and_create_never_fail_beside_reaping() -> None:
+    """Engines that make a directory for each block, check it by name, and create in it, while
+    slots are always out."""
+    memory = Memory(inodes=256, attach={"reap_after_s": AFTER_S})
+    pool, engine = memory.pool, top(memory)
+    stop = time.monotonic() + 6
+    failures: list[BaseException] = []
+
+    def life(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            while time.monotonic() < stop:
+                name = f"{seed}-{rng.randrange(600)}"
+                try:
+                    d = pool.lookup(engine, name).ino
+                except OSError as error:
+                    if error.errno != errno.ENOENT:
+                        raise
+                    try:
+                        d = pool.mkdir(engine, name).ino
+                    except OSError as error:
+                        if error.errno != errno.ENOSPC:
+                            raise
+                        time.sleep(0.05)  # every directory is too young to go
+                        continue
+                time.sleep(0.002)
+                try:
+                    memory.put(d, f"{time.monotonic_ns()}", 4096)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=life, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    print(f"{reaped(memory)} directories reaped")
+    assert reaped(memory) > 100
+    memory.close()

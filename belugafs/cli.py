@@ -111,6 +111,37 @@ def list_files(where: str, long: bool, recursive: bool, as_json: bool) -> int:
 
 
 @main.command(
+    short_help="Which processes keep a mount busy.",
+    examples=[
+        ("belugafs holders /mnt/beluga", "after umount has said busy"),
+        ("belugafs holders --json /mnt/beluga | jq .[].pid", "their process ids"),
+    ],
+    exits=(Exit.OK, Exit.USAGE, Exit.NOT_FOUND),
+)
+@click.argument("where", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of processes.")
+def holders(where: str, as_json: bool) -> int:
+    """Say which processes have files of a mount open or mapped, or are in it.
+
+    For an umount that says "busy". WHERE is the mount's directory, or any path in it.
+    """
+    from dataclasses import asdict
+
+    from belugafs import holders as holders_of
+    from belugafs import mounts
+    from belugafs.pool import PoolError
+
+    mount = mounts.mount_holding(where)
+    if mount is None:
+        raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+    if as_json:
+        say(json.dumps([asdict(holder) for holder in holders_of.holders(mount)]))
+    else:
+        say("\n".join(holders_of.lines(mount)))
+    return Exit.OK
+
+
+@main.command(
     short_help="What this machine offers to belugafs.",
     examples=[
         ("belugafs doctor", "what is there, limited, or missing"),

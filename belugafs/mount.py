@@ -88,14 +88,20 @@ def _note(text: str) -> None:
 
 
 class _Terminal(daemon.Reporter):
+    def __init__(self, pool: str, mount_point: str) -> None:
+        self._place = pool, mount_point
+
     def note(self, text: str) -> None:
         _note(text)
+
+    def ready(self) -> None:
+        mounts.tell_umount(*self._place)
 
 
 def _serve_here(pool: str, mount_point: str, options: MountOptions) -> int:
     try:
         daemon.setup_logging(options.log, foreground=True, note=_note)
-        daemon.serve(pool, mount_point, options, _Terminal())
+        daemon.serve(pool, mount_point, options, _Terminal(pool, mount_point))
     except (PoolError, daemon.MountError) as error:
         return _fail(str(error))
     except OSError as error:
@@ -159,6 +165,8 @@ def _start(pool: str, mount_point: str, options: MountOptions, verbose: bool) ->
     end = functools.partial(_end, child, mount_point, former)
     code = _wait(reading, end, started + READY_LIMIT_S)
     os.close(reading)
+    if code == 0:
+        mounts.tell_umount(pool, mount_point)
     if code == 0 and verbose:
         print(
             f"mount.belugafs: {pool} mounted on {mount_point} by process {child}, "

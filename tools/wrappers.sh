@@ -3,8 +3,11 @@
 #
 # usage: tools/wrappers.sh install|remove VENV
 #
-# mount(8) finds its helpers in /sbin and /usr/sbin only. Each command becomes a two-line
-# script that runs the venv's own. A file there that isn't such a script is never touched.
+# mount(8) finds its helpers in /sbin and /usr/sbin only. Each command becomes a short script
+# that runs the venv's own. The one for umount(8), which looks for umount.TYPE with the type that
+# the kernel shows, unmounts by umount(8) itself and needs the venv only to say who is in the way:
+# a mount can be taken away when the checkout is gone. A file there that isn't such a script is
+# never touched.
 # BELUGAFS_ROOT puts another root in front of all paths (for packaging and for tests).
 set -euo pipefail
 
@@ -12,15 +15,29 @@ readonly MARK="# belugafs wrapper"
 action=$1
 venv=$(cd "$2" && pwd)
 root=${BELUGAFS_ROOT:-}
-commands=(/sbin/mount.belugafs /sbin/mkfs.belugafs /sbin/fsck.belugafs /usr/local/bin/belugafs)
+commands=(/sbin/mount.belugafs /sbin/mkfs.belugafs /sbin/fsck.belugafs /usr/local/bin/belugafs
+          /sbin/umount.fuse.belugafs)
 
 is_ours() { [ -f "$1" ] && [ ! -L "$1" ] && [ "$(sed -n 2p "$1")" = "$MARK" ]; }
-target_of() { sed -n 's/^exec "\(.*\)" "\$@"$/\1/p' "$1"; }
+target_of() { sed -n 's/^\(exec \)\{0,1\}"\([^"]*\)" .*$/\2/p' "$1"; }
+
+script_for() { # PATH TARGET
+    printf '#!/bin/sh\n%s\n' "$MARK"
+    case $1 in
+        */umount.*)
+            printf 'umount -i "$@" && exit\ncode=$?\n"%s" holders "$1" >&2\nexit $code\n' "$2"
+            ;;
+        *) printf 'exec "%s" "$@"\n' "$2" ;;
+    esac
+}
 
 status=0
 for command in "${commands[@]}"; do
     path=$root$command
-    target=$venv/bin/${command##*/}
+    case $command in
+        */umount.*) target=$venv/bin/belugafs ;;
+        *) target=$venv/bin/${command##*/} ;;
+    esac
     case $action in
         install)
             if { [ -e "$path" ] || [ -L "$path" ]; } && ! is_ours "$path"; then
@@ -29,7 +46,7 @@ for command in "${commands[@]}"; do
             elif ! is_ours "$path" || [ "$(target_of "$path")" != "$target" ]; then
                 mkdir -p "${path%/*}"
                 # By rename, so that a mount that is starting never sees half a script.
-                printf '#!/bin/sh\n%s\nexec "%s" "$@"\n' "$MARK" "$target" > "$path.new.$$"
+                script_for "$path" "$target" > "$path.new.$$"
                 chmod 755 "$path.new.$$"
                 mv -f "$path.new.$$" "$path"
                 echo "wrappers: $path -> $target"

@@ -52,6 +52,30 @@ def test_installed_wrappers_run_the_environments_commands(tmp_path: Path, venv: 
     assert not any((root / name).exists() for name in INSTALLED)
 
 
+def test_the_helper_of_umount(tmp_path: Path, venv: Path) -> None:
+    """It runs umount -i itself, and asks who is in the way only where that fails."""
+    root, path = tmp_path / "root", tmp_path / "path"
+    assert wrappers("install", venv, root).returncode == 0
+    helper = root / "sbin/umount.fuse.belugafs"
+    path.mkdir()
+    for code, told in ((0, ""), (32, "venv:belugafs holders /mnt/a b\n")):
+        umount = path / "umount"
+        umount.write_text(f'#!/bin/sh\nprintf "<%s>" "$@"\nexit {code}\n')
+        umount.chmod(0o755)
+        ran = subprocess.run(
+            [helper, "/mnt/a b", "-l"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}"},
+        )
+        assert (ran.returncode, ran.stdout) == (code, "<-i></mnt/a b><-l>")
+        assert ran.stderr == told
+    assert wrappers("install", venv, root).stdout == ""
+    assert wrappers("remove", venv, root).returncode == 0
+    assert not helper.exists()
+
+
 def test_a_foreign_file_stays(tmp_path: Path, venv: Path) -> None:
     root = tmp_path / "root"
     foreign = root / INSTALLED[0]

@@ -243,6 +243,15 @@ class Pool:
     def flush(self, fh: int, killed: bool = False) -> None: ...
     def fsync(self, fh: int, /) -> None: ...
     def release(self, fh: int, /) -> None: ...
+    def verify(self, ino: int, off: int = 0, max_bytes: int = ...) -> dict[str, int]:
+        """Compare a regular file with its checksums, about max_bytes from off on (rounded down
+        to a chunk), whatever the pool was attached with, and without a use in the sense of
+        recency.
+
+        done, next (where to go on), checked_bytes, unchecked_bytes (being written, or without
+        checksums), bad_chunks, and of the first bad one bad_off and bad_bytes. Damage is no
+        error; it is counted as ``corrupt``, and a read of it is EIO from now on.
+        """
 
     # Native blocks. keys: raw keys of key_bytes each, one after the other.
     def ns_create(self, name: Name, /) -> int: ...

@@ -523,6 +523,23 @@ static PyObject *pool_release(PoolObject *p, PyObject *arg)
 	return native_none(rc);
 }
 
+static PyObject *pool_verify(PoolObject *p, PyObject *args, PyObject *kw)
+{
+	static char *names[] = {"ino", "off", "max_bytes", NULL};
+	u64 ino, off = 0, max = UINT64_MAX;
+	struct bfs_verify v;
+	int rc;
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O&|O&O&:verify", names, native_conv_u64, &ino, native_conv_u64, &off, native_conv_u64, &max) ||
+	    !pool_enter(p))
+		return NULL;
+	CORE(p, rc, bfs_verify(b, ino, off, max, &v));
+	pool_leave(p);
+	if (rc < 0) return native_none(rc);
+	return Py_BuildValue("{sOsKsKsKsKsKsK}", "done", v.done ? Py_True : Py_False, "next", (unsigned long long)v.next, "checked_bytes", (unsigned long long)v.checked_bytes,
+			     "unchecked_bytes", (unsigned long long)v.unchecked_bytes, "bad_chunks", (unsigned long long)v.bad_chunks,
+			     "bad_off", (unsigned long long)v.bad_off, "bad_bytes", (unsigned long long)v.bad_bytes);
+}
+
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))pool_##name, METH_FASTCALL, NULL}
 #define ONE(name) {#name, (PyCFunction)pool_##name, METH_O, NULL}
 #define KEYWORDS(name) {#name, (PyCFunction)(void (*)(void))pool_##name, METH_VARARGS | METH_KEYWORDS, NULL}
@@ -531,6 +548,6 @@ PyMethodDef native_file_methods[] = {
 	ONE(readlink), FAST(unlink), FAST(rmdir), KEYWORDS(rename), FAST(link), KEYWORDS(readdir),
 	KEYWORDS(readdirplus), ONE(parent), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
 	KEYWORDS(create), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), KEYWORDS(flush),
-	ONE(fsync), ONE(release),
+	ONE(fsync), ONE(release), KEYWORDS(verify),
 	{NULL, NULL, 0, NULL},
 };

@@ -119,6 +119,18 @@ int bfs_reserve(struct bfs *b, u64 fh, u64 size_bytes); /* room, contiguous wher
 int bfs_flush(struct bfs *b, u64 fh, bool killed);      /* close(2): seals; killed: abandons a first writing */
 int bfs_fsync(struct bfs *b, u64 fh);
 int bfs_release(struct bfs *b, u64 fh);
+/* Compares a regular file with its checksums, from offset `from` (rounded down to a chunk) on, about max_bytes of
+ * it; whatever opts.verify says, and without a use: recency stays.  What is damaged is no error of the call. */
+struct bfs_verify {
+	u64 next;            /* where to go on, unless done */
+	u64 checked_bytes;
+	u64 unchecked_bytes; /* being written, not covered, made without checksums */
+	u64 bad_chunks;      /* wrong, or unreadable; counted as corrupt, and not read until they are checked again */
+	u64 bad_off, bad_bytes; /* the first of them */
+	u64 max_bytes;
+	bool done;
+};
+int bfs_verify(struct bfs *b, u64 ino, u64 from, u64 max_bytes, struct bfs_verify *v);
 
 /* ---- native blocks: (namespace, raw key) ------------------------------------------ */
 /* directory under the root that becomes a namespace; existing one: checked */

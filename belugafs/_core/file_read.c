@@ -153,15 +153,20 @@ static void fresh(struct bfs *b, struct bfs_inode *in, u64 c, bool again)
 }
 
 /* Does the sum of the sealed base say something about chunk c as this host sees it? */
-bool fl_covered(struct bfs *b, const struct bfs_inode *in, u64 c)
+static bool has_sum(struct bfs *b, const struct bfs_inode *in, u64 c)
 {
 	u64 g = c * (b->sb.chunk_bytes / BFS_GRANULE), end = g + b->sb.chunk_bytes / BFS_GRANULE, size = atomic_load(&in->size);
-	if (b->o.verify == BFS_VERIFY_OFF || BFS_MUT(MUT_NO_SUM_CHECK) || c >= in->nsums || !in->sums[c]) return false;
+	if (BFS_MUT(MUT_NO_SUM_CHECK) || c >= in->nsums || !in->sums[c]) return false;
 	if (in->state == BFS_ST_SEALED) return true;
 	if (size != in->base_size && (c + 1) * b->sb.chunk_bytes > min64(size, in->base_size)) return false;
 	for (int i = mp_at(in, g); i < in->next_ext && in->ext[i].file_granule < end; i++)
 		if (in->ext[i].overlay) return false;
 	return true;
+}
+
+bool fl_covered(struct bfs *b, const struct bfs_inode *in, u64 c)
+{
+	return b->o.verify != BFS_VERIFY_OFF && has_sum(b, in, c);
 }
 
 /* Bytes [off, off + len) of chunk c, verified as the mount wants it. */
@@ -244,7 +249,10 @@ ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len)
 	return n;
 }
 
-ssize_t fl_read_ino(struct bfs *b, u64 ino, u64 off, void *buf, size_t len)
+/* f on a published object as it is now, without opening it; what is written here, or lies in many
+ * pieces, through the table. */
+typedef ssize_t ino_fn(struct bfs *b, struct bfs_inode *in, void *arg);
+static ssize_t on_ino(struct bfs *b, u64 ino, ino_fn *f, void *arg)
 {
 	struct bfs_inode *in = in_alloc(b, ino);
 	struct rd r;
@@ -261,16 +269,16 @@ ssize_t fl_read_ino(struct bfs *b, u64 ino, u64 off, void *buf, size_t len)
 		rd_end(&r);
 		if (!rc && in->next_ext > 64) rc = -EBUSY;
 		if (!rc && in->next_ext && (s = in_hazard(b, ino, in->version, in->ext, in->next_ext)) < 0) rc = s;
-		n = rc ? rc : read_locked(b, in, off, buf, len);
+		n = rc ? rc : f(b, in, arg);
 		if (s >= 0) in_hazard_end(b, s);
 		if (rc != -ESTALE) break;
 	}
 	in_destroy(b, in);
-	if (n == -EBUSY) { /* many extents, or written here: through the table */
+	if (n == -EBUSY) {
 		int rc = in_get(b, ino, false, &in);
 		if (rc) return rc;
 		if (!(rc = in_lock(b, in, false))) {
-			n = read_locked(b, in, off, buf, len);
+			n = f(b, in, arg);
 			in_unlock(b, in);
 		} else {
 			n = rc;
@@ -279,3 +287,64 @@ ssize_t fl_read_ino(struct bfs *b, u64 ino, u64 off, void *buf, size_t len)
 	}
 	return n;
 }
+
+struct read_arg { u64 off; void *buf; size_t len; };
+static ssize_t read_one(struct bfs *b, struct bfs_inode *in, void *arg)
+{
+	struct read_arg *a = arg;
+	return read_locked(b, in, a->off, a->buf, a->len);
+}
+
+ssize_t fl_read_ino(struct bfs *b, u64 ino, u64 off, void *buf, size_t len)
+{
+	return on_ino(b, ino, read_one, &(struct read_arg){off, buf, len});
+}
+
+/* ---- checking on request ---------------------------------------------------------------------------- */
+/* Chunk by chunk through a buffer that stays in the cache, so that a bus error is an answer. */
+static ssize_t verify_one(struct bfs *b, struct bfs_inode *in, void *arg)
+{
+	struct bfs_verify *v = arg;
+	u64 size = in->state == BFS_ST_SEALED ? atomic_load(&in->size) : max64(in->base_size, atomic_load(&in->size)), chunk = b->sb.chunk_bytes, sum;
+	u8 *bounce = fl_bounce(b);
+	int rc = 0;
+	if (!bounce) return -ENOMEM;
+	if (in->nsums) fl_vtag(b, in);
+	struct bfs_verify n = *v;
+	for (u64 c = v->next / chunk; (n.next = c * chunk) < size && n.checked_bytes + n.unchecked_bytes < v->max_bytes; c++) {
+		u64 whole = min64(chunk, size - n.next), bit;
+		if (!has_sum(b, in, c)) {
+			/* sums of a sealed file that are 0 stand for holes: nothing is there to be checked */
+			if (in->state != BFS_ST_SEALED || c >= in->nsums) n.unchecked_bytes += whole;
+			continue;
+		}
+		fresh(b, in, c, true);
+		rc = fl_chunk_sum(b, in, c, size, bounce, &sum);
+		if (rc && rc != -EIO) break;
+		n.checked_bytes += whole;
+		bit = vbit_of(b, in, c);
+		if (!rc && sum == in->sums[c]) {
+			fl_verified(b, in, c);
+			continue;
+		}
+		rc = 0;
+		if (bit) vbit_set(b, bit - 1, false); /* the next read is told */
+		if (!n.bad_chunks++) n.bad_off = n.next, n.bad_bytes = whole;
+	}
+	fl_bounce_end(b, bounce);
+	if (rc) return rc;
+	/* as in read_locked: what looks damaged may be somebody else's by now */
+	if (n.bad_chunks > v->bad_chunks && !b->o.readonly && !lease_ok(b))
+		return bfs_fail(b, -ESTALE, "this host has been declared dead while it was reading; attach it again");
+	atomic_fetch_add_explicit(&b->corrupt, n.bad_chunks - v->bad_chunks, memory_order_relaxed);
+	n.done = n.next >= size;
+	*v = n;
+	return 0;
+}
+
+int bfs_verify(struct bfs *b, u64 ino, u64 from, u64 max_bytes, struct bfs_verify *v)
+{
+	*v = (struct bfs_verify){.next = from / b->sb.chunk_bytes * b->sb.chunk_bytes, .max_bytes = max_bytes};
+	return (int)on_ino(b, ino, verify_one, v);
+}
+

@@ -24,7 +24,11 @@ _LOOKING = (
     Exit.IO_ERROR,
 )
 
-_LAZY = {"demo": ("belugafs.demo.cli", "demo_command")}
+_LAZY = {
+    "demo": ("belugafs.demo.cli", "demo_command"),
+    "evict": ("belugafs.evict", "evict_command"),
+    "verify": ("belugafs.verify", "verify_command"),
+}
 
 
 class _Group(Group):

@@ -162,7 +162,7 @@ def terminable() -> Iterator[None]:
 @contextlib.contextmanager
 def bytes_bar(label: str, *, shown: bool) -> Iterator[Progress]:
     """A bar of bytes on standard error, if that is a terminal and ``shown``; else nothing.
-    What it gives is called with (bytes done, bytes in all)."""
+    What it gives is called with (bytes done, bytes in all); 0 in all: nobody knows."""
     if not shown or not sys.stderr.isatty():
         yield lambda done_bytes, total_bytes: None
         return
@@ -187,5 +187,5 @@ def bytes_bar(label: str, *, shown: bool) -> Iterator[Progress]:
     ) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done_bytes, total_bytes: bar.update(
-            task, completed=done_bytes, total=total_bytes
+            task, completed=done_bytes, total=total_bytes or None
         )

@@ -1,10 +1,15 @@
 """The directory ``.beluga`` at the root of every mount: what the daemon says about itself.
 
-Three files of text, one ``key value`` pair a line, made anew at each open:
+Three files of text, one ``key value`` pair a line, made anew at each open,
 
 - ``stats``: the pool's counters (``statfs`` of the core) and the daemon's own;
 - ``config``: what was mounted, where and how;
-- ``hosts``: one line for each host slot that is in use, as far as this host knows.
+- ``hosts``: one line for each host slot that is in use, as far as this host knows;
+
+and one to be written to, by root and the daemon's user only:
+
+- ``control``: takes a command, a line for each write; what it answers is read from the same
+  descriptor (:mod:`belugafs.control_commands`).
 
 The directory is looked up, but not listed, so that ``du``, ``rm -r`` and ``tar`` of a mount
 don't meet it. It is no part of the pool: nothing in it can be made, changed or removed, and it
@@ -18,11 +23,13 @@ import stat
 import time
 from collections.abc import Mapping
 
-from belugafs import _native
+from belugafs import _native, control_commands
 
 DIRECTORY_NAME = b".beluga"
 DIRECTORY_INO = 1 << 32
-_FILES = {b"stats": 2 << 32, b"config": 3 << 32, b"hosts": 4 << 32}
+COMMAND_NAME = b"control"
+COMMAND_INO = 5 << 32
+_FILES = {b"stats": 2 << 32, b"config": 3 << 32, b"hosts": 4 << 32, COMMAND_NAME: COMMAND_INO}
 
 
 def is_control(ino: int) -> bool:
@@ -75,15 +82,23 @@ class ControlDirectory:
         return list(_FILES.items())
 
     def mode(self, ino: int) -> int:
-        return stat.S_IFDIR | 0o555 if ino == DIRECTORY_INO else stat.S_IFREG | 0o444
+        if ino == DIRECTORY_INO:
+            return stat.S_IFDIR | 0o555
+        return stat.S_IFREG | (0o600 if ino == COMMAND_INO else 0o444)
 
     def text(self, ino: int) -> bytes:
         """The content of a file, as of now. Raises CoreError if the pool does."""
+        if ino == COMMAND_INO:
+            return b""
         if ino == _FILES[b"stats"]:
             return self._stats().encode()
         if ino == _FILES[b"config"]:
             return format_pairs(self._config).encode()
         return self._hosts().encode()
+
+    def command(self, line: bytes) -> bytes:
+        """Run what was written to ``control``; its answer. Raises CommandError and CoreError."""
+        return control_commands.run(self._pool, line)
 
     def _stats(self) -> str:
         numbers: dict[str, object] = dict(self._pool.statfs())

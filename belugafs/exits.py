@@ -38,6 +38,8 @@ class Exit(IntEnum):
     GEOMETRY = 22
     IO_ERROR = 23
     UNSUPPORTED = 24
+    DAMAGED = 25
+    INCOMPLETE = 26
     INTERNAL = 70
     INTERRUPTED = 130
     TERMINATED = 143
@@ -74,6 +76,8 @@ _MEANINGS = {
     Exit.GEOMETRY: "size, inodes and hosts do not fit together",
     Exit.IO_ERROR: "input/output error",
     Exit.UNSUPPORTED: "the kernel or the filesystem lacks something that is needed",
+    Exit.DAMAGED: "files are damaged",
+    Exit.INCOMPLETE: "less could be done than was asked for",
     Exit.INTERNAL: "a bug in belugafs",
     Exit.INTERRUPTED: "interrupted (SIGINT)",
     Exit.TERMINATED: "terminated (SIGTERM, SIGHUP)",

@@ -39,7 +39,14 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError
 
 from belugafs import _native
-from belugafs.control import DIRECTORY_INO, DIRECTORY_NAME, ControlDirectory, is_control
+from belugafs.control import (
+    COMMAND_INO,
+    DIRECTORY_INO,
+    DIRECTORY_NAME,
+    ControlDirectory,
+    is_control,
+)
+from belugafs.control_commands import CommandError
 from belugafs.opener import Opener, is_killed, opener_of
 
 log = logging.getLogger("belugafs.fuse")
@@ -111,6 +118,7 @@ class Operations(pyfuse3.Operations):
         self._writers: dict[int, Opener] = {}
         self._buffer = memoryview(bytearray(REQUEST_BYTES))
         self._control_texts: dict[int, bytes] = {}
+        self._answers: dict[int, bytes] = {}  # to commands, what is still unread
         self._control_next = _CONTROL_HANDLE
 
     def init(self) -> None:
@@ -206,6 +214,8 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> EntryAttributes:
+        if inode == COMMAND_INO and fields.update_size and not attr.st_size:
+            return self._control_entry(inode)  # a shell's ``echo ... >control``
         self._refuse_control(inode)
         mode = None
         if fields.update_mode:
@@ -364,7 +374,7 @@ class Operations(pyfuse3.Operations):
         return FileInfo(fh=fh, keep_cache=False)
 
     def _open_control(self, inode: int, flags: int) -> FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & os.O_ACCMODE != os.O_RDONLY and inode != COMMAND_INO:
             raise FUSEError(errno.EPERM)
         fh = self._control_next
         self._control_next += 1
@@ -380,7 +390,7 @@ class Operations(pyfuse3.Operations):
     @_edge
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
         if fh >= _CONTROL_HANDLE:
-            return self._control_texts[fh][off : off + size]
+            return self._read_control(fh, off, size)
         # The reply is written before any other handler runs, so one buffer does for all: a new
         # one for each request would have to be faulted in each time.
         if size > len(self._buffer):
@@ -389,7 +399,24 @@ class Operations(pyfuse3.Operations):
 
     @_edge
     async def write(self, fh: int, off: int, buf: bytes) -> int:
+        if fh >= _CONTROL_HANDLE:
+            self._command(fh, buf)
+            return len(buf)
         return self._pool.write(fh, off, buf)
+
+    def _command(self, fh: int, line: bytes) -> None:
+        try:
+            self._answers[fh] = self._control.command(line)
+        except CommandError:
+            raise FUSEError(errno.EINVAL) from None
+
+    def _read_control(self, fh: int, off: int, size: int) -> bytes:
+        if fh not in self._answers:
+            return self._control_texts[fh][off : off + size]
+        # The write before has moved the descriptor's offset: an answer is read from its beginning
+        # as a pipe would be.
+        part, self._answers[fh] = self._answers[fh][:size], self._answers[fh][size:]
+        return part
 
     @_edge
     async def flush(self, fh: int) -> None:
@@ -406,6 +433,7 @@ class Operations(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         if fh >= _CONTROL_HANDLE:
             del self._control_texts[fh]
+            self._answers.pop(fh, None)
             return
         self._writers.pop(fh, None)
         self._pool.release(fh)

@@ -40,7 +40,7 @@ def lines(where: str, *, long: bool, recursive: bool, as_json: bool) -> Iterator
     if mounts.mount_holding(where) is not None:
         yield from _lines(_Mounted(), where, long, recursive, as_json)
         return
-    pool_path, inside = _split(where)
+    pool_path, inside = split_pool_path(where)
     places = mounts.mounts_of_pool(pool_path)
     if places:
         path = os.path.join(places[0].mount_point, inside.lstrip("/"))
@@ -50,7 +50,7 @@ def lines(where: str, *, long: bool, recursive: bool, as_json: bool) -> Iterator
         yield from _lines(_Pool(pool), "/" + inside.strip("/"), long, recursive, as_json)
 
 
-def _split(where: str) -> tuple[str, str]:
+def split_pool_path(where: str) -> tuple[str, str]:
     """POOL:PATH at the last colon that leaves the name of something that exists."""
     at = len(where)
     while at > 0:

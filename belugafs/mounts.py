@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 
 from belugafs._pool.host import Mount, mounts
+from belugafs.exits import Exit
+from belugafs.pool import PoolError
 
 FS_TYPE = "fuse.belugafs"
 UMOUNT_HELPER = f"/sbin/umount.{FS_TYPE}"
@@ -48,6 +50,24 @@ def mounts_of_pool(pool_path: str) -> list[Mount]:
     """Where a pool is mounted, by its path."""
     real = os.path.realpath(pool_path)
     return [mount for mount in belugafs_mounts() if os.path.realpath(mount.source) == real]
+
+
+def mount_of(where: str) -> Mount | None:
+    """The mount that a path lies in, or that of a pool; None for a pool that isn't mounted."""
+    of_pool = mounts_of_pool(where)
+    return mount_holding(where) or (of_pool[0] if of_pool else None)
+
+
+def only_mount() -> Mount:
+    """The one belugafs mount of this machine. Raises PoolError where there is none, or more."""
+    found = belugafs_mounts()
+    if len(found) == 1:
+        return found[0]
+    places = " or ".join(mount.mount_point for mount in found)
+    raise PoolError(
+        f"say which: {places}" if found else "no belugafs is mounted here; say which pool",
+        Exit.USAGE,
+    )
 
 
 def real_place(path: str) -> str:

@@ -1,8 +1,8 @@
 """What ``belugafs status`` shows, from a mount's control files or from an unmounted pool."""
 
 import os
+import subprocess
 import uuid
-from pathlib import Path
 from typing import Any
 
 from belugafs import attach, mounts
@@ -12,6 +12,10 @@ from belugafs.control import DIRECTORY_NAME, parse_pairs
 from belugafs.exits import Exit
 from belugafs.pool import PoolError
 from belugafs.units import format_size
+
+_ANSWER_LIMIT_S = 5.0
+_left_behind: list[subprocess.Popen[str]] = []
+"""Not waited for, and kept, so that nobody else waits for them either."""
 
 Report = dict[str, Any]
 """``pool``, ``mount_point`` (None: not mounted), ``label``, ``uuid``, ``granule_bytes``, ``stats``
@@ -34,10 +38,7 @@ def all_mounts() -> list[Report]:
 
 def report(where: str) -> Report:
     """Of a path in a mount, or of a pool, mounted or not. Raises PoolError."""
-    mount = mounts.mount_holding(where)
-    if mount is None:
-        of_pool = mounts.mounts_of_pool(where)
-        mount = of_pool[0] if of_pool else None
+    mount = mounts.mount_of(where)
     if mount is not None:
         return _of_mount(mount)
     if os.path.isdir(where):
@@ -48,22 +49,48 @@ def report(where: str) -> Report:
 
 
 def _of_mount(mount: Mount) -> Report:
-    place = Path(mount.mount_point) / os.fsdecode(DIRECTORY_NAME)
-    try:
-        stats = parse_pairs((place / "stats").read_text())
-        config = parse_pairs((place / "config").read_text())
-    except OSError as error:
-        raise PoolError(
-            f"the mount on {mount.mount_point} does not answer: {error.strerror}; mounting it "
-            "again heals it",
-            Exit.IO_ERROR,
-        ) from error
+    stats, config = _control_files(mount)
     numbers: dict[str, Any] = {k: int(text) for k, text in stats.items() if text.isdecimal()}
     numbers.update({k: text == "yes" for k, text in stats.items() if text in ("yes", "no")})
     identity = bytes.fromhex(config.get("uuid", ""))
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config
     return report
+
+
+def _control_files(mount: Mount) -> tuple[dict[str, str], dict[str, str]]:
+    """The pairs of ``stats`` and ``config``. Raises PoolError.
+
+    Another process reads them, and is left behind if the daemon hangs: who waits for a hung
+    daemon can't even be killed.
+    """
+    place = os.path.join(mount.mount_point, os.fsdecode(DIRECTORY_NAME))
+    child = subprocess.Popen(
+        ["sh", "-c", 'cd "$1" && cat stats && echo && cat config', "sh", place],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    try:
+        text, error = child.communicate(timeout=_ANSWER_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        _left_behind.append(child)
+        raise PoolError(
+            f"the daemon of {mount.mount_point} has not answered for {_ANSWER_LIMIT_S:.0f} s; "
+            f"umount -f {mount.mount_point} ends all that waits for it",
+            Exit.IO_ERROR,
+        ) from None
+    if child.returncode != 0:
+        why = error.strip().splitlines()[0].rpartition(": ")[2] if error.strip() else "no answer"
+        raise PoolError(
+            f"the mount on {mount.mount_point} does not answer: {why}; mounting it again heals it",
+            Exit.IO_ERROR,
+        )
+    stats, _, config = text.partition("\n\n")
+    return parse_pairs(stats), parse_pairs(config)
 
 
 def _report(

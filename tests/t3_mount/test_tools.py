@@ -15,7 +15,7 @@ MIB = 1 << 20
 def test_the_control_directory_is_there_and_not_listed(mounted_pool: Any) -> None:
     top = mounted_pool.path
     assert os.listdir(top) == []
-    assert sorted(os.listdir(top / ".beluga")) == ["config", "hosts", "stats"]
+    assert sorted(os.listdir(top / ".beluga")) == ["config", "control", "hosts", "stats"]
     stats = mounted_pool.stats()
     assert int(stats["data_granules"]) > 0
     assert int(stats["pid"]) == mounted_pool.daemon_pid

@@ -58,6 +58,18 @@ def test_status_has_one_shape_mounted_dead_and_unmounted(mounted_pool: Any) -> N
     mounted_pool.mount()
 
 
+def test_a_daemon_that_hangs_does_not_hang_status(mounted_pool: Any) -> None:
+    place = str(mounted_pool.path)
+    os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)
+    try:
+        done = mounted_pool.command("belugafs.cli", "status", "--json", place)
+    finally:
+        os.kill(mounted_pool.daemon_pid, signal.SIGCONT)
+    assert done.returncode == 23
+    assert f"umount -f {place} ends" in json.loads(done.stdout)["error"]
+    assert _json(mounted_pool, "status", "--json", place)["error"] is None
+
+
 def test_an_error_is_json_too(mounted_pool: Any, pool_dir: Any) -> None:
     (pool_dir / "zeros").write_bytes(bytes(1 << 20))
     for arguments, name in (

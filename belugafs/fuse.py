@@ -456,7 +456,7 @@ class Operations(pyfuse3.Operations):
         data.f_bsize = data.f_frsize = _native.GRANULE_BYTES
         data.f_blocks = usable
         data.f_bfree = free
-        # Freed, and not yet given back by every host: free, but not to be had at this moment.
+        # Freed, but somebody still reads it: free, and not to be had at this moment.
         data.f_bavail = max(0, free - numbers["quarantined_granules"])
         data.f_files = numbers["inodes"]
         data.f_ffree = data.f_favail = inodes_free

@@ -327,7 +327,7 @@ static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 	if (!d) return NULL;
 #define NUM(n) native_put(d, #n, PyLong_FromUnsignedLongLong(r.n))
 	if (NUM(pages) && NUM(objects) && NUM(entries) && NUM(extents) && NUM(blocks) && NUM(blocks_bad) &&
-	    NUM(bytes_checked) && NUM(quarantined_granules) && NUM(granted_granules) && NUM(problems))
+	    NUM(bytes_checked) && NUM(used_granules) && NUM(quarantined_granules) && NUM(granted_granules) && NUM(problems))
 		return d;
 #undef NUM
 	Py_DECREF(d);

@@ -175,7 +175,7 @@ int bfs_extents(struct bfs *b, u64 ino, struct bfs_extent *e, int max);
 /* Reports through cb: severity 0 note, 1 problem; code is a stable short name.  Returns the
  * number of problems or a negative errno.  data: check block checksums too. */
 typedef void (*bfs_fsck_cb)(void *arg, int severity, const char *code, const char *text);
-struct bfs_fsck_result { u64 pages, objects, entries, extents, blocks, blocks_bad, bytes_checked, quarantined_granules, granted_granules, problems; };
+struct bfs_fsck_result { u64 pages, objects, entries, extents, blocks, blocks_bad, bytes_checked, used_granules, quarantined_granules, granted_granules, problems; };
 int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *r);
 
 #endif

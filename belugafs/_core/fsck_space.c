@@ -86,6 +86,7 @@ void fk_check_space(struct ck *k)
 		k->run.v[m++] = x;
 	}
 	k->run.n = m;
+	k->r->used_granules = sum[BFS_T_OWN];
 	k->r->quarantined_granules = sum[BFS_T_QUAR];
 	k->r->granted_granules = granted;
 	if (granted) fk_note(k, "granted", "%llu granules are granted to hosts and not sealed", (ull)granted);

@@ -65,9 +65,11 @@ class Memory:
     def put(self, where: int, name: str, size_bytes: int = 1, *, killed: bool = False) -> int:
         """A file written at once and closed: its inode number."""
         attr, fh = self.pool.create(where, name, flags=os.O_RDWR | os.O_EXCL)
-        assert self.pool.write(fh, 0, bytes(size_bytes)) == size_bytes
-        self.pool.flush(fh, killed=killed)
-        self.pool.release(fh)
+        try:
+            assert self.pool.write(fh, 0, bytes(size_bytes)) == size_bytes
+            self.pool.flush(fh, killed=killed)
+        finally:
+            self.pool.release(fh)
         return int(attr.ino)
 
     def read(self, ino: int) -> None:

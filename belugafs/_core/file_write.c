@@ -153,13 +153,14 @@ int fl_zero_gap(struct bfs *b, struct bfs_inode *in, u64 from, u64 to, bool crea
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------- */
-/* What a file is likely to get: what the last one of its directory had, else as much again as it has. */
+/* What a file is likely to get: what the last one of its directory had, else a
+ * quarter of what it has: that much stands in df while it is written. */
 static u64 growth(struct bfs *b, struct bfs_inode *in, u64 need)
 {
 	struct rd r;
 	int rc = 0;
 	u64 have = atomic_load(&in->granules), n = 0;
-	if (have) return min64(max64(have, COW_UNIT), b->sb.region_granules);
+	if (have) return min64(max64(have / 4, COW_UNIT), b->sb.region_granules);
 	if (rd_begin(b, &r)) return 0;
 	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
 	const struct bfs_obj *d = o && o->parent && !(o->parent >> 63) ? ob_get(&r.v, o->parent, &rc) : NULL;

@@ -4,6 +4,7 @@ Looks into /proc only, never at the mount itself, so a daemon that hangs doesn't
 other than root sees only his own processes.
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -14,16 +15,16 @@ from belugafs._pool.host import Mount
 from belugafs._pool.host import mounts as all_mounts
 
 _PROC = Path("/proc")
-# Each costs a read of /proc; nobody needs to know whether it was a thousand or two.
-_MANY = 1000
 
 
 @dataclass
 class Holder:
-    """A process that uses a mount. ``uses`` are phrases such as ``working directory``."""
+    """A process that uses a mount. ``uses`` are phrases such as ``working directory``, that of
+    its open files among them."""
 
     pid: int
     command: str
+    open_files: int
     uses: list[str]
 
     def __str__(self) -> str:
@@ -38,11 +39,14 @@ def holders(mount: Mount) -> list[Holder]:
     pids = {int(name) for name in os.listdir(_PROC) if name.isdigit()} - _asking()
     for pid in sorted(pids):
         place = _PROC / str(pid)
-        uses = [*_directories(place, mount.mount_point), *_open_files(place, mount)]
+        uses = _directories(place, mount.mount_point)
+        count, example = _open_files(place, mount)
+        if count:
+            uses.append(f"open {example}" if count == 1 else f"{count} open files, as {example}")
         if device and _maps(place, device):
             uses.append("mapped")
         if uses:
-            found.append(Holder(pid, _text(place / "comm").strip(), uses))
+            found.append(Holder(pid, _text(place / "comm").strip(), count, uses))
     return found
 
 
@@ -76,29 +80,23 @@ def _directories(place: Path, mount_point: str) -> list[str]:
     return uses
 
 
-def _open_files(place: Path, mount: Mount) -> list[str]:
-    """Descriptors on the mount. Its id is exact where paths and device numbers are not: a second
-    mount of the same filesystem in another place keeps nothing busy here."""
+def _open_files(place: Path, mount: Mount) -> tuple[int, str]:
+    """How many descriptors a process has on the mount, and the path of one. The mount's id is
+    exact where paths and device numbers are not: a second mount of the same filesystem in
+    another place keeps nothing busy here."""
     wanted = re.compile(rf"^mnt_id:\s*{mount.mount_id}$", re.MULTILINE)
     try:
         numbers = os.listdir(place / "fdinfo")
     except OSError:
-        return []
+        return 0, ""
     count, example = 0, ""
     for number in numbers:
-        if not wanted.search(_text(place / "fdinfo" / number)):
-            continue
-        count += 1
-        if not example:
-            try:
-                example = os.readlink(place / "fd" / number)
-            except OSError:  # closed meanwhile
-                count -= 1
-        if count == _MANY:
-            return [f"{count} or more open files, such as {example}"]
-    if count < 2:
-        return [f"open {example}"] if count else []
-    return [f"{count} open files, such as {example}"]
+        if wanted.search(_text(place / "fdinfo" / number)):
+            count += 1
+            if not example:
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    example = os.readlink(place / "fd" / number)
+    return count, example
 
 
 def _maps(place: Path, device: str) -> bool:

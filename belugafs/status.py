@@ -5,7 +5,7 @@ import subprocess
 import uuid
 from typing import Any
 
-from belugafs import attach, mounts
+from belugafs import attach, holders, mounts
 from belugafs._native import GRANULE_BYTES
 from belugafs._pool.host import Mount
 from belugafs.control import DIRECTORY_NAME, parse_pairs
@@ -16,11 +16,13 @@ from belugafs.units import format_size
 _ANSWER_LIMIT_S = 5.0
 _left_behind: list[subprocess.Popen[str]] = []
 """Not waited for, and kept, so that nobody else waits for them either."""
+_OPEN_BY_MAX = 3
 
 Report = dict[str, Any]
 """``pool``, ``mount_point`` (None: not mounted), ``label``, ``uuid``, ``granule_bytes``, ``stats``
-(the core's counters, and the daemon's own), ``config`` (how it is mounted; empty if it isn't) and
-``error`` (None, or why there are no stats)."""
+(the core's counters, and the daemon's own), ``config`` (how it is mounted; empty if it isn't),
+``open_by`` (the processes with the most open files, as far as they can be seen) and ``error``
+(None, or why there are no stats)."""
 
 
 def all_mounts() -> list[Report]:
@@ -55,6 +57,8 @@ def _of_mount(mount: Mount) -> Report:
     identity = bytes.fromhex(config.get("uuid", ""))
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config
+    if numbers.get("open_files"):
+        report["open_by"] = _open_by(mount)
     return report
 
 
@@ -93,6 +97,14 @@ def _control_files(mount: Mount) -> tuple[dict[str, str], dict[str, str]]:
     return parse_pairs(stats), parse_pairs(config)
 
 
+def _open_by(mount: Mount) -> list[dict[str, Any]]:
+    """Those with the most open files: why nothing can be evicted."""
+    found = [holder for holder in holders.holders(mount) if holder.open_files]
+    found.sort(key=lambda holder: -holder.open_files)
+    keys = ("pid", "command", "open_files")
+    return [{key: getattr(holder, key) for key in keys} for holder in found[:_OPEN_BY_MAX]]
+
+
 def _report(
     pool: str, mount_point: str | None, numbers: dict[str, Any], identity: bytes, label: bytes | str
 ) -> Report:
@@ -105,6 +117,7 @@ def _report(
         "granule_bytes": GRANULE_BYTES,
         "stats": {key: value for key, value in numbers.items() if isinstance(value, int)},
         "config": {},
+        "open_by": [],
         "error": None,
     }
 
@@ -122,6 +135,9 @@ def as_text(report: Report) -> str:
 
     percent = 100 * stats["used_granules"] / max(1, stats["data_granules"])
     used = f"{size('used_granules')} of {size('data_granules')} ({percent:.1f} %)"
+    open_by = "".join(
+        f"; {by['open_files']} by process {by['pid']} ({by['command']})" for by in report["open_by"]
+    )
     files = f"{stats['nblocks']} blocks, {stats['nordinary']} ordinary"
     rows = {
         "label": report["label"],
@@ -131,7 +147,7 @@ def as_text(report: Report) -> str:
         "bad memory": size("bad_granules") if stats["bad_granules"] else "",
         "files": f"{files}, {stats['nunsealed']} being written",
         "inodes": f"{stats['inodes_used']} of {stats['inodes']}",
-        "open": f"{stats['open_files']}, {stats['open_for_write']} for writing",
+        "open": f"{stats['open_files']}, {stats['open_for_write']} for writing{open_by}",
         "evicted": f"{stats['evicted_blocks']} blocks, {size('evicted_granules')}",
         "hits, misses": f"{stats['hits']}, {stats['misses']}",
         "failed checksums": f"{stats['corrupt']} blocks" if stats["corrupt"] else "",

@@ -84,7 +84,7 @@ def test_who_holds_a_mount(mounted_pool: Any) -> None:
     with open(top / "f", "rb") as file:
         assert holders(mounted_pool) == {os.getpid(): [f"open {top}/f"]}
         with open(top / "f", "rb"):
-            assert holders(mounted_pool) == {os.getpid(): [f"2 open files, such as {top}/f"]}
+            assert holders(mounted_pool) == {os.getpid(): [f"2 open files, as {top}/f"]}
         mapping = mmap.mmap(file.fileno(), MIB, mmap.MAP_SHARED, mmap.PROT_READ)
     # Python's mapping keeps a descriptor of its own; what counts is the mapping
     assert "mapped" in holders(mounted_pool)[os.getpid()]

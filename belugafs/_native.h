@@ -73,7 +73,9 @@ static inline void pool_leave(PoolObject *p) { p->users--; }
 	do {                                        \
 		struct bfs *b = (p)->b;             \
 		bfs_errmsg_clear();                 \
-		Py_BEGIN_ALLOW_THREADS (rc) = (expr); \
+		Py_BEGIN_ALLOW_THREADS              \
+		(rc) = bfs_check_same(b);           \
+		if (!(rc)) (rc) = (expr);           \
 		Py_END_ALLOW_THREADS                \
 	} while (0)
 

@@ -135,7 +135,7 @@ static int detach(PoolObject *p, bool clean)
 	struct bfs *b = p->b;
 	int rc;
 	p->b = NULL;
-	Py_BEGIN_ALLOW_THREADS rc = bfs_detach(b, clean && p->fork_count == native_fork_count);
+	Py_BEGIN_ALLOW_THREADS rc = bfs_detach(b, clean && p->fork_count == native_fork_count && !bfs_check_same(b));
 	Py_END_ALLOW_THREADS
 	return rc;
 }

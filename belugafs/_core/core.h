@@ -57,6 +57,9 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out);
 /* seals what is closed, drops what isn't, gives the lead back; clean = false: process death
  * (memory is released, the pool isn't touched) */
 int bfs_detach(struct bfs *b, bool clean);
+/* 0, or -ESTALE if somebody has made another pool in the same place. Whoever serves users asks
+ * before each call: nothing of the other one is taken for this one's, or written over. */
+int bfs_check_same(struct bfs *b);
 
 /* ---- protocol steps, called by the daemon's timer and by the simulator --------- */
 int bfs_claim(struct bfs *b);         /* become leader; -EBUSY: somebody else claims */

@@ -96,6 +96,18 @@ int bfs_read_super(struct bfs_mem *m, u64 size_bytes, struct bfs_super *out)
 	return rc;
 }
 
+int bfs_check_same(struct bfs *b)
+{
+	struct bfs_mem *m = b->m;
+	struct { u8 before[offsetof(struct bfs_super, uuid)], uuid[16]; u64 incarnation; } h;
+	static_assert(sizeof h == offsetof(struct bfs_super, incarnation) + 8, "head of the superblock");
+	for (int copy = 0; copy < 2; copy++) { /* one of them may be damaged; mkfs zeroes both first */
+		mm_inval(m, m->base + copy * BFS_PAGE, sizeof h);
+		if (!bfs_guarded_copy(&h, m->base + copy * BFS_PAGE, sizeof h, false) && h.incarnation == b->sb.incarnation && !memcmp(h.uuid, b->sb.uuid, sizeof h.uuid)) return 0;
+	}
+	return bfs_fail(b, -ESTALE, "the pool isn't the one that was attached any more: it was made anew (mkfs) or cut; unmount it");
+}
+
 /* ---- mkfs ------------------------------------------------------------------------------ */
 struct maker {
 	struct bfs_mem *m;

@@ -25,6 +25,7 @@ _LOOKING = (
 )
 
 _LAZY = {
+    "bench": ("belugafs.bench.cli", "bench_command"),
     "demo": ("belugafs.demo.cli", "demo_command"),
     "evict": ("belugafs.evict", "evict_command"),
     "verify": ("belugafs.verify", "verify_command"),

@@ -28,6 +28,8 @@ _LAZY = {
     "bench": ("belugafs.bench.cli", "bench_command"),
     "demo": ("belugafs.demo.cli", "demo_command"),
     "evict": ("belugafs.evict", "evict_command"),
+    "pin": ("belugafs.pin", "pin_command"),
+    "unpin": ("belugafs.pin", "unpin_command"),
     "verify": ("belugafs.verify", "verify_command"),
 }
 
@@ -100,7 +102,7 @@ def status(where: str | None, as_json: bool) -> int:
     exits=_LOOKING,
 )
 @click.argument("where", type=click.Path())
-@click.option("-l", "long", is_flag=True, help="Mode, owner, size, time, class and state.")
+@click.option("-l", "long", is_flag=True, help="Mode, owner, size, time, class, state, pin.")
 @click.option("-R", "recursive", is_flag=True, help="Directories below, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def list_files(where: str, long: bool, recursive: bool, as_json: bool) -> int:

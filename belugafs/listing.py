@@ -15,8 +15,8 @@ _BATCH = 256
 
 
 class Item(NamedTuple):
-    """One file. cls and state are ``user.beluga.class`` and ``.state``, empty for all but
-    regular files."""
+    """One file. cls, state and pin are ``user.beluga.class``, ``.state`` and ``.pin``; empty
+    where there is none."""
 
     path: str
     mode: int
@@ -28,6 +28,7 @@ class Item(NamedTuple):
     cls: str
     state: str
     target: str = ""
+    pin: str = ""
 
 
 class _Source(Protocol):
@@ -98,7 +99,7 @@ def _line(item: Item, shown: str, long: bool, as_json: bool) -> str:
     arrow = f" -> {item.target}" if item.target else ""
     return (
         f"{stat.filemode(item.mode)} {item.nlink:>3} {item.uid:>5} {item.gid:>5} "
-        f"{item.size:>12} {when} {item.cls:<8} {item.state:<9} {name}{arrow}"
+        f"{item.size:>12} {when} {item.cls:<8} {item.state:<9} {item.pin or '-':<4} {name}{arrow}"
     )
 
 
@@ -131,6 +132,7 @@ class _Mounted:
             _mounted_fact(path, "class") if is_file else "",
             _mounted_fact(path, "state") if is_file else "",
             os.readlink(path) if stat.S_ISLNK(found.st_mode) else "",
+            _mounted_fact(path, "pin") if is_file or stat.S_ISDIR(found.st_mode) else "",
         )
 
     def names(self, path: str) -> Iterator[str]:
@@ -156,6 +158,12 @@ class _Pool:
                     raise FileNotFoundError(error.errno, error.strerror, path) from error
         return attr
 
+    def _pin(self, ino: int) -> str:
+        try:
+            return self._fact(ino, "pin")
+        except _native.CoreError:
+            return ""
+
     def _fact(self, ino: int, word: str) -> str:
         return self._pool.getxattr(ino, f"user.beluga.{word}").decode()
 
@@ -174,6 +182,7 @@ class _Pool:
             self._fact(attr.ino, "class") if is_file else "",
             self._fact(attr.ino, "state") if is_file else "",
             os.fsdecode(target),
+            self._pin(attr.ino),
         )
 
     def names(self, path: str) -> Iterator[str]:

@@ -106,7 +106,7 @@ def test_status_and_ls(mounted_pool: Any) -> None:
     assert "1 MiB of" in belugafs("status", top)
     assert belugafs("ls", top) == "d/\nlink\n"
     assert belugafs("ls", f"{pool}:d") == "f\n"
-    assert "block    sealed    f\n" in belugafs("ls", "-l", top / "d")
+    assert "block    sealed    -    f\n" in belugafs("ls", "-l", top / "d")
     mounted_listing = belugafs("ls", "-lR", f"{pool}")
 
     mounted_pool.umount()

@@ -57,12 +57,28 @@ undo:
 	return rc;
 }
 
+/* To the size that it has: no more than its times change. */
+static int only_times(struct bfs *b, struct bfs_inode *in)
+{
+	struct txn *t;
+	int rc;
+	if (!in_sealed(in)) { /* the tree's ctime is older */
+		in->dirty = true;
+		atomic_store(&in->wtime, (i64)now_ns(b));
+		return ov_row_dirty(b, in);
+	}
+	if ((rc = op_begin(b, &t))) return rc;
+	struct bfs_obj *o = ob_get(tview(t), in->ino, &rc) ? ob_cow(t, in->ino) : NULL;
+	if (o) o->mtime_ns = o->ctime_ns = (i64)now_ns(b);
+	return op_end(b, t, o || rc ? rc : t->poison);
+}
+
 int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 {
 	int rc = sl_settle(b, in), tries = 0;
 	u64 old = atomic_load(&in->size);
 	if (size > SIZE_MAX_BYTES) return -EFBIG;
-	if (rc || size == old) return rc;
+	if (rc || size == old) return rc ? rc : only_times(b, in);
 	while (fl_again(in, rc = size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
 		if ((rc = sl_settle(b, in))) return rc;
 		old = atomic_load(&in->size);

@@ -48,7 +48,7 @@ int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh)
 		rc = fl_set_size(b, in, 0, false);
 		in_unlock(b, in);
 	}
-	if (!rc) rc = hd_new(b, in, w || trunc ? flags | (w ? 0 : O_WRONLY) : flags, fh);
+	if (!rc) rc = hd_new(b, in, trunc && !w ? flags | O_RDWR : flags, fh); /* O_RDONLY | O_TRUNC reads, too */
 	if (rc) {
 		in_put(b, in, w || trunc);
 		return rc;

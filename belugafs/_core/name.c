@@ -267,7 +267,8 @@ static int publish_one(struct txn *t, struct bfs_obj *o, u64 dir, u64 cookie, u6
 	if (rc || !e.owner) return rc == -ENOENT ? -EIO : rc;
 	if (!check) {
 		rc = ht_set(t, hash, dir, cookie, ob_ino(o), e.type, 0);
-		return rc ? rc : nm_dir_changed(t, dir, 0, 0); /* for the others it is new */
+		/* the directory's times are those of the create, unless nobody could see the name so far */
+		return rc || !t->b->o.publish_close ? rc : nm_dir_changed(t, dir, 0, 0);
 	}
 	rc = ht_find_owner(tview(t), dir, e.kind, e.name, e.len, 0, &x);
 	return rc == -ENOENT ? 0 : rc ? rc : -EEXIST;

@@ -23,6 +23,9 @@ holds no lock while a request waits here; no invalidation is ever sent from a ha
 **Errors.** The core's errno goes to the caller as it is. EIO is logged, with the core's words.
 Anything unexpected is logged with its traceback and becomes EIO: the daemon must not die of it.
 
+**Where a write goes** is the kernel's decision, also with O_APPEND, which fcntl may set and clear
+while a file is open: so the core isn't told of it.
+
 **A writer that is killed doesn't seal**: see :mod:`belugafs.opener`.
 """
 
@@ -70,6 +73,8 @@ _READDIR_BATCH = 32
 # Handles of the control files; the core's are small numbers.
 _CONTROL_HANDLE = 1 << 62
 
+_TIME_MAX_NS = (1 << 63) - 1
+
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
@@ -89,6 +94,12 @@ def _edge(handler: F) -> F:
             raise FUSEError(errno.EIO) from None
 
     return cast(F, wrapper)
+
+
+def _clamped(time_ns: int) -> int:
+    """A time that the pool can hold, the years 1677 to 2262: others become the nearest, as on
+    every filesystem."""
+    return max(-_TIME_MAX_NS, min(time_ns, _TIME_MAX_NS))
 
 
 class Operations(pyfuse3.Operations):
@@ -220,7 +231,7 @@ class Operations(pyfuse3.Operations):
         mode = None
         if fields.update_mode:
             mode = stat.S_IMODE(attr.st_mode)
-        elif fields.update_uid or fields.update_gid or fields.update_size:
+        elif fields.update_uid or fields.update_gid or (fields.update_size and ctx.uid != 0):
             mode = self._without_privileges(inode)
         changed = self._pool.setattr(
             inode,
@@ -228,16 +239,16 @@ class Operations(pyfuse3.Operations):
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size=attr.st_size if fields.update_size else None,
-            atime_ns=attr.st_atime_ns if fields.update_atime else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
-            ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
+            atime_ns=_clamped(attr.st_atime_ns) if fields.update_atime else None,
+            mtime_ns=_clamped(attr.st_mtime_ns) if fields.update_mtime else None,
+            ctime_ns=_clamped(attr.st_ctime_ns) if fields.update_ctime else None,
             fh=fh or 0,
         )
         return self._entry(changed)
 
     def _without_privileges(self, inode: int) -> int | None:
         """The mode without set-user-id and set-group-id, None if it has neither: libfuse has
-        told the kernel that these are taken away here."""
+        told the kernel that these are taken away here. The kernel does it for writes."""
         mode = self._pool.getattr(inode).mode
         drop = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
         if not stat.S_ISREG(mode) or not mode & drop:
@@ -360,7 +371,9 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         self._refuse_control(parent_inode, name)
-        attr, fh = self._pool.create(parent_inode, name, mode, ctx.uid, ctx.gid, flags)
+        attr, fh = self._pool.create(
+            parent_inode, name, mode, ctx.uid, ctx.gid, flags & ~os.O_APPEND
+        )
         self._note_writer(fh, ctx.pid)
         return FileInfo(fh=fh, keep_cache=False), self._entry(attr, self._new_entry_s)
 
@@ -368,8 +381,12 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> FileInfo:
         if is_control(inode):
             return self._open_control(inode, flags)
-        fh = self._pool.open(inode, flags)
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & os.O_TRUNC and ctx.uid != 0:
+            mode = self._without_privileges(inode)
+            if mode is not None:
+                self._pool.setattr(inode, mode=mode)
+        fh = self._pool.open(inode, flags & ~os.O_APPEND)
+        if flags & (os.O_ACCMODE | os.O_TRUNC):
             self._note_writer(fh, ctx.pid)
         return FileInfo(fh=fh, keep_cache=False)
 
@@ -486,8 +503,9 @@ class Operations(pyfuse3.Operations):
             return []
         # What the core computes (user.beluga.state, ...) cannot be set, so a copy with all that
         # is listed would fail over it: it is there for those who ask by name.
+        hidden = (COMPUTED_XATTRS, *(() if ctx.uid == 0 else (b"trusted.",)))
         names = self._pool.listxattr(inode)
-        return [n for n in names if n == PIN_XATTR or not n.startswith(COMPUTED_XATTRS)]
+        return [name for name in names if name == PIN_XATTR or not name.startswith(hidden)]
 
     @_edge
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

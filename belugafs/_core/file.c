@@ -120,6 +120,7 @@ int bfs_fsync(struct bfs *b, u64 fh)
 		fl_flush_overlay(b, in);
 		rc = in_batch(b) ? bfs_fail(b, -EBUSY, "nothing is durable before the batch is") : rw_put(b, in, BFS_ROW_CLOSED);
 		if (rc == -ENFILE) rc = sl_flush(b, in); /* no row is left: sealed is as good */
+		if (!rc) in->synced = true;
 	}
 	in_unlock(b, in);
 	return rc;
@@ -140,7 +141,10 @@ int bfs_flush(struct bfs *b, u64 fh, bool killed)
 	}
 	bool others = in->writers > in->nclosed;
 	unlk(b, &b->ilock);
-	if (killed && in->state == BFS_ST_NEW && in->created_here && (h->flags & H_CREATOR)) rc = sl_abandon(b, in);
+	/* What was synced was promised, and may be what others need to put right what the dead one
+	 * left (a database's journal).  With publish=close nobody ever sees a file that wasn't closed. */
+	bool promised = in->synced && !b->o.publish_close;
+	if (killed && !promised && in->state == BFS_ST_NEW && in->created_here && (h->flags & H_CREATOR)) rc = sl_abandon(b, in);
 	else if (!others) rc = sl_flush(b, in);
 	else if (!(rc = sl_settle(b, in)) && in->rowst != BFS_ROW_CLOSED && in->state != BFS_ST_SEALED && !in_batch(b)) {
 		/* somebody else is writing it: closed as far as this one goes, sealed by the last */

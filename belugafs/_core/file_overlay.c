@@ -93,6 +93,7 @@ int ov_unsealed(struct bfs *b, struct bfs_inode *in, u8 cls)
 int ov_row_dirty(struct bfs *b, struct bfs_inode *in)
 {
 	if (in->rowst != BFS_ROW_CLOSED) return 0;
+	in->lives_on |= in->synced;
 	return rw_put(b, in, BFS_ROW_DIRTY);
 }
 

@@ -282,6 +282,8 @@ struct bfs_inode {
 	bool stale;             /* under ilock: not found any more */
 	bool dying;             /* under ilock: being freed */
 	bool created_here;      /* first writing goes on */
+	bool synced;            /* fsync(2) has promised what is written now */
+	bool lives_on;          /* and it was written on afterwards: no block, whoever wrote */
 	bool dirty;             /* stores since the last seal or sync */
 	_Atomic(bool) frozen;   /* a seal has left and isn't known to have happened or not */
 	_Atomic(bool) deferred; /* closed, to be sealed by fl_tick */

@@ -254,6 +254,30 @@ static void t_killed(void)
 	OK(bfs_evict(b, 1, &freed));
 	CHECK(!there(1, "tmp") && there(1, "old"), "abandoned first");
 	check_block(old, 8, 100000);
+	/* what was synced is kept; written on after that, it is a journal or a log, and no block */
+	fh = create(1, "synced", O_RDWR, &ino);
+	write_(fh, 0, buf, 5000);
+	OK(bfs_fsync(b, fh));
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).cls == BFS_CLS_BLOCK, "synced, killed: state %u cls %u", attr(ino).state, attr(ino).cls);
+	check_block(ino, 7, 5000);
+	for (int how = 0; how < 3; how++) { /* closed, killed, crashed */
+		fh = create(1, how == 0 ? "j0" : how == 1 ? "j1" : "j2", O_RDWR, &ino);
+		write_(fh, 0, buf, 5000);
+		OK(bfs_fsync(b, fh));
+		write_(fh, 5000, buf + 5000, 1000);
+		if (how == 2) {
+			detach(false);
+			attach();
+		} else {
+			OK(bfs_flush(b, fh, how == 1));
+			OK(bfs_release(b, fh));
+		}
+		CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).cls == BFS_CLS_ORDINARY, "journal %d: state %u cls %u", how, attr(ino).state, attr(ino).cls);
+		check_block(ino, 7, 6000);
+	}
+	check_space();
 	detach(true);
 	/* publish=close */
 	opts.publish_close = true;
@@ -261,6 +285,12 @@ static void t_killed(void)
 	fh = create(1, "p", O_RDWR, &ino);
 	write_(fh, 0, buf, sizeof buf);
 	CHECK(!there(1, "p"), "hidden until close");
+	OK(bfs_flush(b, fh, true));
+	OK(bfs_release(b, fh));
+	IS(bfs_getattr(b, ino, &a), -ESTALE);
+	fh = create(1, "p", O_RDWR, &ino); /* synced or not: never seen before its close */
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_fsync(b, fh));
 	OK(bfs_flush(b, fh, true));
 	OK(bfs_release(b, fh));
 	IS(bfs_getattr(b, ino, &a), -ESTALE);

@@ -218,6 +218,10 @@ class Pool:
         """(name, cookie, attributes), as readdir; what is gone meanwhile is left out."""
 
     def parent(self, ino: int, /) -> int: ...
+    def opendir(self, ino: int, /) -> None:
+        """Until releasedir, the directory is not removed, should eviction empty it."""
+
+    def releasedir(self, ino: int, /) -> None: ...
 
     # Extended attributes.
     def setxattr(self, ino: int, name: Name, value: ReadableBuffer, flags: int = 0) -> None: ...

@@ -296,6 +296,25 @@ static PyObject *pool_parent(PoolObject *p, PyObject *arg)
 	return rc < 0 ? native_none(rc) : PyLong_FromUnsignedLongLong(dir);
 }
 
+static PyObject *pool_opendir(PoolObject *p, PyObject *arg)
+{
+	u64 ino;
+	int rc;
+	if (!native_conv_u64(arg, &ino) || !pool_enter(p)) return NULL;
+	CORE(p, rc, bfs_opendir(b, ino));
+	pool_leave(p);
+	return native_none(rc);
+}
+
+static PyObject *pool_releasedir(PoolObject *p, PyObject *arg)
+{
+	u64 ino;
+	if (!native_conv_u64(arg, &ino) || !pool_enter(p)) return NULL;
+	bfs_releasedir(p->b, ino);
+	pool_leave(p);
+	Py_RETURN_NONE;
+}
+
 /* ---- extended attributes -------------------------------------------------------------- */
 
 static PyObject *pool_setxattr(PoolObject *p, PyObject *args, PyObject *kw)
@@ -546,7 +565,7 @@ static PyObject *pool_verify(PoolObject *p, PyObject *args, PyObject *kw)
 PyMethodDef native_file_methods[] = {
 	FAST(lookup), ONE(getattr), KEYWORDS(setattr), KEYWORDS(mkdir), KEYWORDS(mknod), KEYWORDS(symlink),
 	ONE(readlink), FAST(unlink), FAST(rmdir), KEYWORDS(rename), FAST(link), KEYWORDS(readdir),
-	KEYWORDS(readdirplus), ONE(parent), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
+	KEYWORDS(readdirplus), ONE(parent), ONE(opendir), ONE(releasedir), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
 	KEYWORDS(create), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), KEYWORDS(flush),
 	ONE(fsync), ONE(release), KEYWORDS(verify),
 	{NULL, NULL, 0, NULL},

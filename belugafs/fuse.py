@@ -327,6 +327,8 @@ class Operations(pyfuse3.Operations):
 
     @_edge
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> FileHandleT:
+        if not is_control(inode):
+            self._pool.opendir(inode)
         return FileHandleT(inode)
 
     @_edge
@@ -358,8 +360,11 @@ class Operations(pyfuse3.Operations):
             if at > start_id and not self._list(token, name, self._control_entry(ino), at):
                 return
 
+    @_edge
     async def releasedir(self, fh: int) -> None:
-        """A directory handle is its inode number."""
+        # A directory handle is its inode number.
+        if not is_control(fh):
+            self._pool.releasedir(fh)
 
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Names are in the pool when the call that made them returns."""

@@ -106,6 +106,9 @@ int bfs_link(struct bfs *b, u64 ino, u64 dir, const void *name, size_t len, stru
  * "." and ".." are not listed. */
 int bfs_readdir(struct bfs *b, u64 dir, u64 after, struct bfs_dirent *out, int max);
 int bfs_parent(struct bfs *b, u64 ino, u64 *dir); /* of a directory */
+/* Between the two a directory isn't reaped, should eviction empty it. */
+int bfs_opendir(struct bfs *b, u64 ino);
+void bfs_releasedir(struct bfs *b, u64 ino);
 
 int bfs_setxattr(struct bfs *b, u64 ino, const char *name, const void *val, size_t len, int flags);
 ssize_t bfs_getxattr(struct bfs *b, u64 ino, const char *name, void *buf, size_t len); /* len 0: size wanted */

@@ -37,6 +37,8 @@ struct ev {
 	/* reap.c, under wlock */
 	u32 reap_at; /* slot that the search goes on with */
 	u32 reap_s;  /* before this second a search finds nothing */
+	struct { u64 ino; u32 opens; } *held; /* open directories; under mx */
+	u32 nheld, held_cap;
 };
 
 /* recency.c, under mx */

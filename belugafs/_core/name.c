@@ -64,6 +64,7 @@ int nm_look(struct view *v, u64 dir, const void *name, size_t len, struct ht_ent
 	e->ino = y.level ? syn_ino(y.slot, 2, y.k[0], key[0]) : syn_ino(y.slot, 1, key[0], 0);
 	return y.level ? syn_has(v, y.slot, 2, y.k[0], key[0]) : syn_has(v, y.slot, 1, key[0], 0);
 }
+
 static int nm_attr(struct view *v, u64 ino, struct bfs_attr *a)
 {
 	int rc = 0;
@@ -75,17 +76,21 @@ static int nm_attr(struct view *v, u64 ino, struct bfs_attr *a)
 	return 0;
 }
 
-static int lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a)
+/* seen: what somebody comes by here: the directory that was found, or the one in which nothing was */
+static int lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a, struct bfs_attr *seen)
 {
 	struct rd r;
 	struct ht_entry e;
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
 	rc = nm_look(&r.v, dir, name, len, &e);
+	int c = rc == -ENOENT ? nm_attr(&r.v, dir, seen) : 0;
+	if (c) rc = c;
 	if (!rc && (rc = nm_attr(&r.v, e.ino, a)) == -ESTALE && !is_syn(e.ino))
 		rc = bfs_fail(b, -EIO, "entry of directory %llu leads to object %llu, which is gone; run fsck.belugafs -n", (unsigned long long)dir, (unsigned long long)e.ino);
 	rd_end(&r);
 	if (!rc && S_ISREG(a->mode)) in_overlay_attr(b, a);
+	if (!rc) *seen = *a;
 	return rc;
 }
 
@@ -109,8 +114,9 @@ static void made(struct bfs *b, u64 h)
 
 int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a)
 {
-	int rc = lookup(b, dir, name, len, a);
-	if (!rc && ev_dir_seen(b, a)) rc = lookup(b, dir, name, len, a);
+	struct bfs_attr seen;
+	int rc = lookup(b, dir, name, len, a, &seen);
+	if ((!rc || rc == -ENOENT) && ev_dir_seen(b, &seen)) rc = lookup(b, dir, name, len, a, &seen);
 	if (rc == -ENOENT) missed(b, dir, name, len);
 	return rc;
 }

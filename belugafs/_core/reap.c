@@ -6,10 +6,10 @@
  * They are told from directories that somebody made and wants by a flag, which a directory gets
  * when an eviction takes its last entry, and loses when anything is made in it or something of it
  * is set by hand (mode, owner, times, attributes, name).  What is more, a directory stays that
- * lies in the root, is pinned, or has extended attributes; and that a path led to, or that was
- * listed, in the last reap_after_s seconds.  The kernel asks for a name again after one second, so
- * whoever makes a file by its path has been seen before he gets there: makedirs and create find
- * the directory there, or make it anew, and nothing comes between them.
+ * lies in the root, is pinned, or has extended attributes; that is open; and that a path led to or
+ * that a name was looked up in, in the last reap_after_s seconds.  The kernel asks for a name again
+ * after one second, so whoever makes a file by its path has been seen before he gets there:
+ * makedirs and create find the directory there, or make it anew, and nothing comes between them.
  *
  * They are found by looking through the slots, since a record of them would have to be kept in
  * step; not again before it is known that there is something to find. */
@@ -47,6 +47,50 @@ bool ev_dir_seen(struct bfs *b, const struct bfs_attr *a)
 	return !batch;
 }
 
+/* ---- open directories ------------------------------------------------------------------------ */
+static u32 held_at(const struct ev *ev, u64 ino) /* under mx; nheld: isn't */
+{
+	u32 i = 0;
+	while (i < ev->nheld && ev->held[i].ino != ino) i++;
+	return i;
+}
+
+int bfs_opendir(struct bfs *b, u64 ino)
+{
+	struct ev *ev = b->ev;
+	struct bfs_attr a;
+	int rc = 0;
+	if (ino >> 63) return bfs_getattr(b, ino, &a);
+	lk(b, &ev->mx);
+	u32 i = held_at(ev, ino);
+	if (i == ev->nheld && i == ev->held_cap) {
+		u32 cap = ev->held_cap ? 2 * ev->held_cap : 16;
+		void *n = xalloc(b, cap * sizeof *ev->held), *old = ev->held;
+		if (n && old) memcpy(n, old, ev->nheld * sizeof *ev->held);
+		if (n) ev->held = n, ev->held_cap = cap;
+		else rc = -ENOMEM;
+		if (n) xfree(b, old);
+	}
+	if (!rc && i == ev->nheld) ev->held[ev->nheld++].ino = ino, ev->held[i].opens = 0;
+	if (!rc) ev->held[i].opens++;
+	unlk(b, &ev->mx);
+	if (rc) return rc;
+	/* then: is it there, and no transaction under way that takes it away? */
+	if (!(rc = bfs_getattr(b, ino, &a)) && !S_ISDIR(a.mode)) rc = -ENOTDIR;
+	if (rc) bfs_releasedir(b, ino);
+	return rc;
+}
+
+void bfs_releasedir(struct bfs *b, u64 ino)
+{
+	struct ev *ev = b->ev;
+	lk(b, &ev->mx);
+	u32 i = held_at(ev, ino);
+	if (i < ev->nheld && !--ev->held[i].opens) ev->held[i] = ev->held[--ev->nheld];
+	unlk(b, &ev->mx);
+}
+
+/* ---- reaping ------------------------------------------------------------------------------------ */
 /* Second from which on o may go; UINT32_MAX: it stays. */
 static u32 due(struct txn *t, const struct bfs_obj *o)
 {
@@ -56,6 +100,7 @@ static u32 due(struct txn *t, const struct bfs_obj *o)
 	if (o->u.d.entries || o->blob_len || !o->parent || o->parent == BFS_ROOT_INO) return UINT32_MAX;
 	lk(b, &ev->mx);
 	u64 *p = ev_at(b, tview(t), o->slot), last = p ? *p >> 32 : UINT32_MAX;
+	if (held_at(ev, ob_ino(o)) < ev->nheld) last = ev_seconds(b);
 	unlk(b, &ev->mx);
 	u64 made = o->mtime_ns > 0 ? (u64)o->mtime_ns / 1000000000u : 0;
 	if (made > last) last = made;

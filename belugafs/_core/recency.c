@@ -222,6 +222,7 @@ void ev_detach(struct bfs *b)
 	xfree(b, ev->chunk);
 	xfree(b, ev->dirty);
 	xfree(b, ev->cand);
+	xfree(b, ev->held);
 	xfree(b, ev);
 	b->ev = NULL;
 }

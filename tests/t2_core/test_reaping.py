@@ -132,7 +132,7 @@ def test_they_are_known_after_a_remount(memory: Memory, clean: bool) -> None:
     assert memory.names(engine) == set()
 
 
-@pytest.mark.parametrize("how", ["lookup", "getattr"])
+@pytest.mark.parametrize("how", ["lookup", "getattr", "miss inside"])
 def test_who_comes_by_keeps_a_directory_for_a_while(memory: Memory, how: str) -> None:
     """A path that leads through it, as of makedirs(exist_ok=True), and then time for a create."""
     pool, engine = memory.pool, top(memory)
@@ -143,8 +143,12 @@ def test_who_comes_by_keeps_a_directory_for_a_while(memory: Memory, how: str) ->
     time.sleep(AFTER_S + 1.1)
     if how == "lookup":
         pool.lookup(engine, "d3")
-    else:
+    elif how == "getattr":
         pool.getattr(inos["d3"])
+    else:  # as of a process that keeps the directory open, and looks for blocks
+        with pytest.raises(OSError) as caught:
+            pool.lookup(inos["d3"], "block")
+        assert caught.value.errno == errno.ENOENT
     fill_slots(memory, ROOT)
     assert memory.names(engine) == {"d3"}
     assert reaped(memory) == 5
@@ -153,6 +157,33 @@ def test_who_comes_by_keeps_a_directory_for_a_while(memory: Memory, how: str) ->
     with pytest.raises(OSError) as caught:
         pool.create(inos["d0"], "block")
     assert caught.value.errno == errno.ESTALE  # the kernel looks the name up, and says ENOENT
+
+
+def test_an_open_directory_stays(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    inos = {f"d{i}": pool.mkdir(engine, f"d{i}").ino for i in range(40)}
+    for ino in inos.values():
+        memory.put(ino, "block", 4096)
+    held = [f"d{i}" for i in range(0, 40, 2)]
+    for name in held:
+        pool.opendir(inos[name])
+    pool.opendir(inos["d0"])
+    pool.evict(EVERYTHING)
+    time.sleep(AFTER_S + 1.1)
+    fill_slots(memory, ROOT)
+    assert memory.names(engine) == set(held)
+    for name in held:
+        pool.releasedir(inos[name])
+    time.sleep(AFTER_S + 1.1)
+    fill_slots(memory, ROOT, "more")
+    assert memory.names(engine) == {"d0"}
+    pool.releasedir(inos["d0"])
+    with pytest.raises(OSError) as caught:
+        pool.opendir(inos["d2"])
+    assert caught.value.errno == errno.ESTALE
+    with pytest.raises(OSError) as caught:
+        pool.opendir(pool.lookup(ROOT, "fill0").ino)
+    assert caught.value.errno == errno.ENOTDIR
 
 
 def test_the_directory_that_a_file_is_being_made_in_is_not_taken_for_its_slot(

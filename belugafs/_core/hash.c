@@ -36,9 +36,13 @@ static void out(const struct bfs_ent *e, u64 hash, struct ht_entry *r)
 	r->name[e->len] = 0;
 }
 
-static const struct bfs_bucket *next(struct bfs *b, const struct bfs_bucket *k, int *rc)
+/* A chain that was damaged into a circle ends here, and not never. */
+static const struct bfs_bucket *next(struct bfs *b, const struct bfs_bucket *k, u32 *hops, int *rc)
 {
-	return k->more.page ? pg_get(b, k->more, BFS_PK_HASH, rc) : NULL;
+	if (!k->more.page) return NULL;
+	if (++*hops < b->sb.meta_pages) return pg_get(b, k->more, BFS_PK_HASH, rc);
+	*rc = bfs_fail(b, -EIO, "bucket page %u is in a circle; run fsck.belugafs -n", k->h.self);
+	return NULL;
 }
 
 static inline bool same(const struct bfs_ent *e, u64 dir, int kind, const void *name, size_t len)
@@ -57,7 +61,8 @@ int ht_find(struct view *v, u64 dir, int kind, const void *name, size_t len, str
 	u16 fp = fp_of(hash);
 	u8 me = (u8)(v->b->slot + 1);
 	int rc = 0, found = 0;
-	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &rc))
+	u32 hops = 0;
+	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &hops, &rc))
 		for (u32 i = 0; i < k->h.count && i < BFS_BUCKET_MAX; i++) {
 			if (k->fp[i] != fp) continue;
 			const struct bfs_ent *e = ent(k, i);
@@ -73,7 +78,8 @@ int ht_find_owner(struct view *v, u64 dir, int kind, const void *name, size_t le
 {
 	u64 hash = ht_hash(v->b, dir, kind, name, len);
 	int rc = 0;
-	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &rc))
+	u32 hops = 0;
+	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &hops, &rc))
 		for (u32 i = 0; i < k->h.count && i < BFS_BUCKET_MAX; i++) {
 			const struct bfs_ent *e;
 			if (k->fp[i] != fp_of(hash) || !same(e = ent(k, i), dir, kind, name, len) || e->owner != owner) continue;
@@ -95,7 +101,8 @@ static inline bool is(const struct bfs_ent *e, u64 dir, u64 cookie) { return e64
 int ht_by_cookie(struct view *v, u64 hash, u64 dir, u64 cookie, struct ht_entry *r)
 {
 	int rc = 0;
-	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &rc))
+	u32 hops = 0;
+	for (const struct bfs_bucket *k = head(v, hash, &rc); k && !rc; k = next(v->b, k, &hops, &rc))
 		for (u32 i = 0; i < k->h.count && i < BFS_BUCKET_MAX; i++) {
 			if (k->fp[i] != fp_of(hash)) continue;
 			const struct bfs_ent *e = ent(k, i);
@@ -134,8 +141,10 @@ int ht_insert(struct txn *t, u64 hash, u64 dir, int kind, const void *name, size
 	struct bfs *b = t->b;
 	u32 need = ent_size((u32)len);
 	struct bfs_bucket *k = rx_cow(t, &t->root->hash, b->h_hash, bucket_of(b, hash), BFS_PK_HASH);
-	while (k && (k->h.count == BFS_BUCKET_MAX || k->h.aux + need > BFS_BUCKET_HEAP))
+	for (u32 hops = 0; k && (k->h.count == BFS_BUCKET_MAX || k->h.aux + need > BFS_BUCKET_HEAP);) {
+		if (++hops == b->sb.meta_pages) return txn_fail(t, bfs_fail(b, -EIO, "bucket page %u is in a circle; run fsck.belugafs -n", k->h.self));
 		k = k->more.page ? pg_cow(t, &k->more, BFS_PK_HASH) : pg_new(t, &k->more, BFS_PK_HASH);
+	}
 	if (!k) return t->poison;
 	struct bfs_ent *e = (void *)(k->heap + k->h.aux);
 	*e = (struct bfs_ent){(u32)dir, (u32)(dir >> 32), (u32)ino, (u32)(ino >> 32), (u32)cookie, (u32)(cookie >> 32), (u8)kind, owner, type, (u8)len};
@@ -240,8 +249,9 @@ int ht_find_many(struct view *v, u64 dir, int kind, const void *keys, size_t kle
 		for (int i = 0; i < m; i++) {
 			const u8 *key = kb + (size_t)(g + i) * klen;
 			u16 fp = fp_of(hash[i]);
+			u32 hops = 0;
 			ino[g + i] = 0;
-			for (const struct bfs_bucket *q = k[i]; q && !ino[g + i]; q = next(b, q, &rc))
+			for (const struct bfs_bucket *q = k[i]; q && !ino[g + i]; q = next(b, q, &hops, &rc))
 				for (u32 j = 0; j < q->h.count && j < BFS_BUCKET_MAX; j++) {
 					const struct bfs_ent *e;
 					if (q->fp[j] != fp || !same(e = ent(q, j), dir, kind, key, klen) || (e->owner && e->owner != me)) continue;

@@ -178,10 +178,33 @@ struct bfs_extent { u64 file_granule, addr; u32 len; u32 overlay; };
 int bfs_extents(struct bfs *b, u64 ino, struct bfs_extent *e, int max);
 
 /* ---- checking --------------------------------------------------------------------------- */
-/* Reports through cb: severity 0 note, 1 problem; code is a stable short name.  Returns the
- * number of problems or a negative errno.  data: check block checksums too. */
+/* Reports through cb: severity 0 note, 1 problem, 2 repair; code is a stable short name.  Returns
+ * the number of problems or a negative errno.  data: check block checksums too. */
 typedef void (*bfs_fsck_cb)(void *arg, int severity, const char *code, const char *text);
-struct bfs_fsck_result { u64 pages, objects, entries, extents, blocks, blocks_bad, bytes_checked, used_granules, quarantined_granules, granted_granules, problems; };
+struct bfs_fsck_result {
+	u64 pages, objects, entries, extents, blocks, blocks_bad, bytes_checked, used_granules, quarantined_granules, granted_granules, problems;
+	u64 left;     /* of a repair: problems that are still there */
+	u64 dropped;  /* objects, names, attributes that are gone */
+	u64 put_back; /* into lost+found */
+};
 int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *r);
+
+struct bfs_fsck_how {
+	bool data;
+	bool repair;      /* the caller has the pool for itself on this machine (lock) */
+	u64 uuid[2];      /* of this host, */
+	u64 boot;         /* and of this boot: what is registered with either is known not to be attached */
+	u32 gone;         /* bits of host slots that are said to be gone */
+	bfs_fsck_cb cb;
+	/* true: do it; loses: something won't be there afterwards.  NULL: always do it */
+	bool (*ask)(void *arg, bool loses, const char *question);
+	void (*progress)(void *arg, const char *what, u64 done, u64 total);
+	void *arg;
+};
+/* As bfs_fsck, and repairs.  0: nothing was wrong, or nothing is any more (r->problems tells which); > 0: problems
+ * that are left; -EBUSY: a host is registered that may be alive, -EUCLEAN: no superblock, -EPROTONOSUPPORT: made by
+ * a newer version, -ENOSPC: not enough free metadata pages; bfs_errmsg() says more.  Cut off at any instant it leaves
+ * the pool as it was or repaired. */
+int bfs_fsck_run(struct bfs_mem *m, const struct bfs_fsck_how *how, struct bfs_fsck_result *r);
 
 #endif

@@ -24,7 +24,7 @@ static void tell(struct ck *k, int severity, const char *code, const char *fmt, 
 {
 	char text[1024];
 	u32 i = 0;
-	if (severity) k->r->problems++;
+	if (severity == 1) k->r->problems++;
 	while (i < k->nseen && strcmp(k->seen[i].code, code)) i++;
 	if (i == k->nseen && i < CODES) k->seen[k->nseen++].code = code;
 	if (i < CODES && k->seen[i].n++ >= PER_CODE) return;
@@ -49,7 +49,15 @@ void fk_note(struct ck *k, const char *code, const char *fmt, ...)
 	va_end(ap);
 }
 
-static void leftover(struct ck *k)
+void fk_did(struct ck *k, const char *code, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	tell(k, 2, code, fmt, ap);
+	va_end(ap);
+}
+
+void fk_leftover(struct ck *k)
 {
 	for (u32 i = 0; i < k->nseen; i++)
 		if (k->seen[i].n > PER_CODE && k->cb) {
@@ -210,6 +218,7 @@ static void check_tree(struct ck *k, bool data)
 		fk_bad(k, "root-page", "root page %u: height %u of the records", k->top.root.page, r->bt_height);
 		return;
 	}
+	k->have_root = true;
 	if (!r->next_cookie || r->next_cookie >> 63) fk_bad(k, "cookie", "root page %u: next cookie %llu", k->top.root.page, (ull)r->next_cookie);
 
 	fk_walk_table(k, r->map, fk_up(k->sb.meta_pages, BFS_MAP_BITS), BFS_PK_MAP, "page map", fk_leaf_map, NULL);
@@ -226,8 +235,36 @@ static void check_tree(struct ck *k, bool data)
 	fk_check_space(k);
 	fk_check_pages(k);
 	fk_check_counts(k);
+	u64 before = k->r->problems;
 	fk_check_rows(k);
+	k->in_rows = k->r->problems - before;
 	if (data && !k->err) fk_check_data(k);
+}
+
+void fk_check_state(struct ck *k, bool data)
+{
+	k->visited = bits(k, k->sb.meta_pages);
+	k->mapbits = bits(k, k->sb.meta_pages);
+	k->logged = bits(k, k->sb.meta_pages);
+	if (k->err) return;
+	u64 before = k->r->problems;
+	if (k->top.root.page || k->top.txn) check_tree(k, data);
+	k->in_tree = k->r->problems - before - k->in_rows;
+}
+
+void fk_check(struct ck *k, bool data)
+{
+	if (!check_super(k)) return;
+	u64 before = k->r->problems;
+	check_hosts(k);
+	k->in_lines = k->r->problems - before;
+	fk_check_state(k, data);
+}
+
+void fk_done(struct ck *k)
+{
+	free(k->visited), free(k->mapbits), free(k->logged);
+	free(k->ent.v), free(k->map.v), free(k->run.v), free(k->leaf.v), free(k->oi.v);
 }
 
 int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *result)
@@ -238,20 +275,11 @@ int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs
 	bfs_guard_install();
 	k->m = m, k->cb = cb, k->arg = arg, k->r = result ? result : &local;
 	memset(k->r, 0, sizeof *k->r);
-	if (check_super(k)) {
-		k->visited = bits(k, k->sb.meta_pages);
-		k->mapbits = bits(k, k->sb.meta_pages);
-		k->logged = bits(k, k->sb.meta_pages);
-		if (!k->err) {
-			check_hosts(k);
-			if (k->top.root.page || k->top.txn) check_tree(k, data);
-		}
-	}
-	leftover(k);
+	fk_check(k, data);
+	fk_leftover(k);
 	u64 n = k->r->problems;
 	int rc = k->err ? k->err : n > INT_MAX ? INT_MAX : (int)n;
-	free(k->visited), free(k->mapbits), free(k->logged);
-	free(k->ent.v), free(k->map.v), free(k->run.v), free(k->leaf.v), free(k->oi.v);
+	fk_done(k);
 	free(k);
 	return rc;
 }

@@ -61,6 +61,9 @@ struct ck {
 	struct bfs_root root;
 	u64 grants[BFS_HOSTS_MAX];
 	u8 mount[BFS_HOSTS_MAX];
+	bool have_root;      /* the root page of the state verifies, and this version knows its features */
+	u64 in_lines, in_tree, in_rows; /* problems of these */
+	void (*progress)(void *arg, const char *what, u64 done, u64 total);
 
 	u64 *visited, *mapbits, *logged; /* by page */
 	u64 nlogged;
@@ -82,10 +85,22 @@ static inline u64 fk_up(u64 a, u64 b) { return a / b + (a % b != 0); }
 /* fsck.c ------------------------------------------------------------------------------ */
 __attribute__((format(printf, 3, 4))) void fk_bad(struct ck *k, const char *code, const char *fmt, ...);
 __attribute__((format(printf, 3, 4))) void fk_note(struct ck *k, const char *code, const char *fmt, ...);
+/* a repair has changed, or is about to change, this; severity 2 */
+__attribute__((format(printf, 3, 4))) void fk_did(struct ck *k, const char *code, const char *fmt, ...);
 void *fk_grow(struct ck *k, void *v, size_t n, size_t *cap, size_t el); /* by ROOM */
 void fk_sort(void *v, size_t n, size_t el, int (*cmp)(const void *, const void *));
 /* a private copy of pool bytes; zeros and false when they can't be read */
 bool fk_rd(struct ck *k, u64 off, void *dst, size_t n);
+
+/* Everything, with the superblock and registers; or the tree of a state that the caller has chosen (k->sb, k->top). */
+void fk_check(struct ck *k, bool data);
+void fk_check_state(struct ck *k, bool data);
+void fk_leftover(struct ck *k); /* tells how many more there were of each code */
+void fk_done(struct ck *k); /* releases what k holds, not k */
+static inline void fk_progress(struct ck *k, const char *what, u64 done, u64 total)
+{
+	if (k->progress) k->progress(k->arg, what, done, total);
+}
 
 /* fsck_pages.c ------------------------------------------------------------------------ */
 /* copies and checks the page that p names; false: told, or met before */

@@ -11,7 +11,7 @@
  *   inode.c  objects that are open on this host; map.c their maps; handle.c; hazard.c what is being read
  *   file.c create and close, file_read.c, file_overlay.c, file_write.c, file_size.c; row.c;
  *   seal.c, seal_close.c, seal_recover.c               (file.h)
- *   fsck*.c (fsck.h)
+ *   fsck*.c (fsck.h); repair*.c (repair.h)
  * Lock order: wlock -> inode.lock is NOT allowed to be reversed: see struct bfs_inode.
  */
 #ifndef BELUGAFS_INTERNAL_H

@@ -75,7 +75,7 @@ def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _na
                 boot_id=hostid.boot_id(),
                 readonly=options.readonly,
                 evict=options.evict,
-                verify=options.verify,
+                verify="first" if options.verify == "scrub" else options.verify,
                 coherence=_coherence(options),
                 publish_close=options.publish == "close",
                 high_permille=options.high_permille,

@@ -21,7 +21,7 @@ Inode numbers here have slot 0, which the core never gives to an object.
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from belugafs import _native, control_commands
 
@@ -62,9 +62,16 @@ def parse_pairs(text: str) -> dict[str, str]:
 class ControlDirectory:
     """The files of one mount. No state besides the pool and the configuration."""
 
-    def __init__(self, pool: _native.Pool, config: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        pool: _native.Pool,
+        config: Mapping[str, object],
+        counters: Callable[[], Mapping[str, object]] = dict,
+    ) -> None:
+        """``counters``: more of ``stats``, from other parts of the daemon."""
         self._pool = pool
-        self._config = dict(config)
+        self._counters = counters
+        self.config = dict(config)
         self._started_s = time.time()
         self._started_mono_s = time.monotonic()
 
@@ -93,7 +100,7 @@ class ControlDirectory:
         if ino == _FILES[b"stats"]:
             return self._stats().encode()
         if ino == _FILES[b"config"]:
-            return format_pairs(self._config).encode()
+            return format_pairs(self.config).encode()
         return self._hosts().encode()
 
     def command(self, line: bytes) -> bytes:
@@ -102,6 +109,7 @@ class ControlDirectory:
 
     def _stats(self) -> str:
         numbers: dict[str, object] = dict(self._pool.statfs())
+        numbers.update(self._counters())
         numbers["granule_bytes"] = _native.GRANULE_BYTES
         numbers["uptime_s"] = int(time.monotonic() - self._started_mono_s)
         numbers["pid"] = os.getpid()
@@ -110,7 +118,7 @@ class ControlDirectory:
     def _hosts(self) -> str:
         numbers = self._pool.statfs()
         own, leader = numbers["slot"], numbers["leader_slot"]
-        host = self._config.get("host", "")
+        host = self.config.get("host", "")
         lines = [
             f"slot {own} self host {_printable(host)} leader {'yes' if own == leader else 'no'}"
         ]

@@ -39,6 +39,7 @@ from belugafs.control import ControlDirectory
 from belugafs.fuse import Operations, errno_of
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
+from belugafs.scrub import Scrubber
 
 log = logging.getLogger("belugafs.daemon")
 
@@ -89,7 +90,12 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
                 report.note(text)
             config = _config(opened, super_["uuid"], mount_point, options)
             works = _background(pool, opened, options.readonly)
-            _serve_attached(pool, mount_point, fuse_options, options, config, works, report)
+            scrubber = None
+            if options.verify == "scrub":
+                scrubber = Scrubber(pool, options.scrub_bytes_per_s)
+                works.append(scrubber.run)
+            control = ControlDirectory(pool, config, scrubber.stats if scrubber else dict)
+            _serve_attached(pool, mount_point, fuse_options, options, control, works, report)
         finally:
             pool.close()
             log.info("detached %s", pool_path)
@@ -100,17 +106,17 @@ def _serve_attached(
     mount_point: str,
     fuse_options: set[str],
     options: MountOptions,
-    config: dict[str, object],
+    control: ControlDirectory,
     works: Sequence[Callable[[threading.Event], None]],
     report: Reporter,
 ) -> None:
     def on_ready() -> None:
-        log.info("serving %s on %s", config["pool"], mount_point)
+        log.info("serving %s on %s", control.config["pool"], mount_point)
         report.ready()
 
     operations = Operations(
         pool,
-        ControlDirectory(pool, config),
+        control,
         publish_close=options.publish == "close",
         on_ready=on_ready,
     )
@@ -371,6 +377,7 @@ def _config(
         "high_permille": options.high_permille,
         "low_permille": options.low_permille,
         "verify": options.verify,
+        "scrub_bytes_per_s": options.scrub_bytes_per_s if options.verify == "scrub" else 0,
         "coherence": "coherent" if options.coherence == "auto" else options.coherence,
         "publish": options.publish,
         "host": hostid.host_name(options.host),

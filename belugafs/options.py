@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from belugafs.units import parse_size
+
 Evict = Literal["lru", "none", "all"]
-Verify = Literal["first", "always", "off"]
+Verify = Literal["first", "always", "off", "scrub"]
 Coherence = Literal["auto", "coherent", "incoherent"]
 Publish = Literal["open", "close"]
 Transport = Literal["auto", "pyfuse3"]
 
 HIGH_PERMILLE = 970
 LOW_PERMILLE = 950
+RATE_BYTES_PER_S = 64 << 20
 
 # What mount(8), fstab and systemd add, and which means nothing to a filesystem.
 _IGNORED = frozenset(
@@ -41,6 +44,7 @@ class MountOptions:
     readonly: bool = False
     evict: Evict = "lru"
     verify: Verify = "first"
+    scrub_bytes_per_s: int = RATE_BYTES_PER_S
     coherence: Coherence = "auto"
     publish: Publish = "open"
     transport: Transport = "auto"
@@ -79,9 +83,17 @@ def _permille(name: str, value: str) -> int:
     return number
 
 
+def _size(name: str, value: str) -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise OptionError(f"{name}={value}: {error}") from None
+
+
 _VALUES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "evict": ("evict", _choice(get_args(Evict))),
     "verify": ("verify", _choice(get_args(Verify))),
+    "scrub_rate": ("scrub_bytes_per_s", _size),
     "coherence": ("coherence", _choice(get_args(Coherence))),
     "publish": ("publish", _choice(get_args(Publish))),
     "transport": ("transport", _choice(get_args(Transport))),
@@ -102,7 +114,10 @@ HELP = """\
   evict=lru|none|all           full pool: drop the least recently used blocks, or ENOSPC, or
                                drop ordinary files too
   high=PERCENT, low=PERCENT    start evicting at (97), until (95)
-  verify=first|always|off      checksums of blocks: at the first read, at each, never
+  verify=first|always|off|scrub
+                               checksums of blocks: at the first read, at each, never; at the first
+                               read, and of all blocks in the background
+  scrub_rate=SIZE              so many bytes a second of them (64M)
   publish=open|close           a new file has its name from open on, or from its first close on
   coherence=auto|coherent|incoherent
                                does the memory keep processors' caches coherent (auto: yes)

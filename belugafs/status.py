@@ -122,6 +122,14 @@ def _report(
     }
 
 
+def _scrubbed(stats: dict[str, int]) -> str:
+    if "scrub_passes" not in stats:
+        return ""
+    checked = format_size(stats["scrub_checked_bytes"])
+    text = f"{stats['scrub_passes']} times, {checked} in all"
+    return text + (f", {stats['scrub_bad_chunks']} damaged" if stats["scrub_bad_chunks"] else "")
+
+
 def as_text(report: Report) -> str:
     """A report for people."""
     place = report["mount_point"]
@@ -150,6 +158,7 @@ def as_text(report: Report) -> str:
         "open": f"{stats['open_files']}, {stats['open_for_write']} for writing{open_by}",
         "evicted": f"{stats['evicted_blocks']} blocks, {size('evicted_granules')}",
         "hits, misses": f"{stats['hits']}, {stats['misses']}",
-        "failed checksums": f"{stats['corrupt']} blocks" if stats["corrupt"] else "",
+        "failed checksums": f"{stats['corrupt']} pieces" if stats["corrupt"] else "",
+        "scrubbed": _scrubbed(stats),
     }
     return f"{head}\n" + "".join(f"  {name:<24} {text}\n" for name, text in rows.items() if text)

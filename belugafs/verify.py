@@ -12,35 +12,27 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import click
 
-from belugafs import _native, attach, mounts, status
+from belugafs import _native, attach, mounts, poolwalk, status
 from belugafs.command import Command, bytes_bar, json_option, say
 from belugafs.control_client import Daemon
 from belugafs.exits import Exit
 from belugafs.listing import split_pool_path
 from belugafs.options import MountOptions
 from belugafs.pool import PoolError, Progress
+from belugafs.poolwalk import GONE, File
 from belugafs.units import format_size
 
 _SLICE_BYTES = 32 << 20  # checked between two steps of the bar
 _BATCH_FILES = 128  # asked of a daemon at once
-_READDIR_BATCH = 256
-_GONE = (errno.ENOENT, errno.ESTALE)
 
 Report = dict[str, Any]
 """``pool``, ``mount_point``, ``files`` (looked at), ``checked_bytes``, ``unchecked_bytes`` (being
 written, or without checksums), ``elapsed_s``, and ``damaged``: a list of ``path``, ``offset`` and
 ``size_bytes`` of the first piece that is wrong, ``pieces`` (how many are), ``dropped``."""
-
-
-class File(NamedTuple):
-    """One regular file to check."""
-
-    path: str
-    ino: int
 
 
 Found = dict[str, int]
@@ -189,7 +181,7 @@ def _run(source: Source, top: str, drop: bool, progress: Progress, total_bytes: 
         again = []
         for (checked, _), found in zip(waiting, results, strict=False):
             error = found.get("error", 0)
-            if error in _GONE:
+            if error in GONE:
                 continue
             if error not in (0, errno.EIO):
                 raise PoolError(f"{checked.path}: {os.strerror(error)}", Exit.IO_ERROR)
@@ -233,7 +225,7 @@ class _Mounted:
         try:
             top = os.lstat(path)
         except OSError as error:
-            code = Exit.NOT_FOUND if error.errno in _GONE else Exit.PERMISSION
+            code = Exit.NOT_FOUND if error.errno in GONE else Exit.PERMISSION
             raise PoolError(f"{path}: {error.strerror}", code) from error
         if stat.S_ISREG(top.st_mode):
             yield File(path, top.st_ino)
@@ -242,7 +234,7 @@ class _Mounted:
             try:
                 entries = os.scandir(pending.pop())
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in GONE:
                     continue
                 raise PoolError(f"{error.filename}: {error.strerror}", Exit.PERMISSION) from error
             with entries:
@@ -264,7 +256,7 @@ class _Mounted:
             if os.lstat(file.path).st_ino == file.ino:
                 os.unlink(file.path)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise PoolError(f"{file.path}: {error.strerror}", Exit.PERMISSION) from error
 
 
@@ -286,24 +278,7 @@ class _Pool:
         return parent, last, attr
 
     def files(self, path: str) -> Iterator[File]:
-        attr = self._at(path)[2]
-        linked: set[int] = set()
-        if stat.S_ISREG(attr.mode):
-            yield File(path, attr.ino)
-        pending = [(path, attr.ino)] if stat.S_ISDIR(attr.mode) else []
-        while pending:
-            directory, ino = pending.pop()
-            after = 0
-            while entries := self._pool.readdirplus(ino, after, _READDIR_BATCH):
-                for name, cookie, entry in entries:
-                    after = cookie
-                    inner = os.path.join(directory, os.fsdecode(name))
-                    if stat.S_ISDIR(entry.mode):
-                        pending.append((inner, entry.ino))
-                    elif stat.S_ISREG(entry.mode) and entry.ino not in linked:
-                        if entry.nlink > 1:
-                            linked.add(entry.ino)
-                        yield File(inner, entry.ino)
+        return poolwalk.files(self._pool, path, self._at(path)[2])
 
     def check(self, files: list[tuple[File, int]]) -> list[Found]:
         found: list[Found] = []

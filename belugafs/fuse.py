@@ -131,6 +131,7 @@ class Operations(pyfuse3.Operations):
         self._control_texts: dict[int, bytes] = {}
         self._answers: dict[int, bytes] = {}  # to commands, what is still unread
         self._control_next = _CONTROL_HANDLE
+        self._last_error: str | None = None
 
     def init(self) -> None:
         """The kernel and libfuse have agreed on a protocol."""
@@ -140,7 +141,10 @@ class Operations(pyfuse3.Operations):
         """The core's error, for the caller."""
         number = error.errno or errno.EIO
         if number == errno.EIO:
-            log.error("%s: %s", name, error.strerror)
+            # Whoever reads a damaged block asks for each of its pages, and then tries again.
+            if error.strerror != self._last_error:
+                log.error("%s: %s", name, error.strerror)
+            self._last_error = error.strerror
         elif number == errno.EAGAIN:
             # Only a host that lost the lead says so, and a caller must not take it for a
             # descriptor that would block.

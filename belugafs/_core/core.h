@@ -131,7 +131,7 @@ struct bfs_verify {
 	u64 next;            /* where to go on, unless done */
 	u64 checked_bytes;
 	u64 unchecked_bytes; /* being written, not covered, made without checksums */
-	u64 bad_chunks;      /* wrong, or unreadable; counted as corrupt, and not read until they are checked again */
+	u64 bad_chunks;      /* wrong, or unreadable; the block is counted as corrupt, and they are not read until they are checked again */
 	u64 bad_off, bad_bytes; /* the first of them */
 	u64 max_bytes;
 	bool done;

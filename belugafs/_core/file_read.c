@@ -62,6 +62,14 @@ void fl_flush_overlay(struct bfs *b, struct bfs_inode *in)
  * one left are cleared before it is put there. */
 static u32 vtag_of(const struct bfs_inode *in) { return (u32)(((u64)INO_GEN(in->ino) << 32 | in->version) * 0x9E3779B97F4A7C15ull >> 32) | 1; }
 
+/* A block counts once for each of its contents, however often it is asked for: the kernel alone
+ * asks for a page of it eight times over. */
+static void count_corrupt(struct bfs *b, const struct bfs_inode *in)
+{
+	if (atomic_exchange_explicit(&b->ctag[INO_SLOT(in->ino)], vtag_of(in), memory_order_relaxed) != vtag_of(in))
+		atomic_fetch_add_explicit(&b->corrupt, 1, memory_order_relaxed);
+}
+
 static void vbit_set(struct bfs *b, u64 idx, bool on)
 {
 	if (on) __atomic_fetch_or(&b->verified[idx / 8], (u8)(1u << idx % 8), __ATOMIC_RELEASE);
@@ -186,7 +194,7 @@ int fl_read_chunk(struct bfs *b, struct bfs_inode *in, u64 c, u64 off, u8 *dst, 
 	if (!buf) return -ENOMEM;
 	int rc = fl_copy(b, in, from, buf, whole);
 	if (!rc && (sum = fl_sum(buf, whole)) != in->sums[c]) {
-		atomic_fetch_add_explicit(&b->corrupt, 1, memory_order_relaxed);
+		count_corrupt(b, in);
 		rc = bfs_fail(b, -EIO, "object %llu: checksum of bytes %llu to %llu is wrong: expected %016llx, found %016llx; the file is damaged", (unsigned long long)in->ino,
 			      (unsigned long long)from, (unsigned long long)(from + whole - 1), (unsigned long long)in->sums[c], (unsigned long long)sum);
 	}
@@ -336,7 +344,7 @@ static ssize_t verify_one(struct bfs *b, struct bfs_inode *in, void *arg)
 	/* as in read_locked: what looks damaged may be somebody else's by now */
 	if (n.bad_chunks > v->bad_chunks && !b->o.readonly && !lease_ok(b))
 		return bfs_fail(b, -ESTALE, "this host has been declared dead while it was reading; attach it again");
-	atomic_fetch_add_explicit(&b->corrupt, n.bad_chunks - v->bad_chunks, memory_order_relaxed);
+	if (n.bad_chunks > v->bad_chunks) count_corrupt(b, in);
 	n.done = n.next >= size;
 	*v = n;
 	return 0;

@@ -428,6 +428,7 @@ struct bfs {
 
 	u8 *verified;      /* bit per granule: chunk starting there was verified */
 	_Atomic(u32) *vtag;/* by slot: (gen, version) the bits belong to */
+	_Atomic(u32) *ctag;/* by slot: (gen, version) that was counted as corrupt */
 
 	/* counters (relaxed) */
 	struct { _Atomic(u64) hash, at_ns; } missed[256]; /* names that weren't there, of late: name.c */

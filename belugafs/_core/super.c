@@ -251,6 +251,7 @@ static void release(struct bfs *b, bool clean)
 	pg_detach(b);
 	xfree(b, b->verified);
 	xfree(b, (void *)b->vtag);
+	xfree(b, (void *)b->ctag);
 	xfree(b, b);
 }
 
@@ -281,7 +282,8 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	pthread_mutex_init(&b->slock, NULL);
 	b->verified = xalloc(b, sb.data_granules / 8 + 1);
 	b->vtag = xalloc(b, (size_t)sb.inodes * sizeof *b->vtag);
-	if (!b->verified || !b->vtag || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b))) {
+	b->ctag = xalloc(b, (size_t)sb.inodes * sizeof *b->ctag);
+	if (!b->verified || !b->vtag || !b->ctag || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b))) {
 		release(b, false);
 		return rc ? rc : -ENOMEM;
 	}

@@ -69,7 +69,8 @@ def test_damage_is_found_whatever_the_pool_was_attached_with(
     found = pool.verify(ino)
     assert (found["bad_chunks"], found["checked_bytes"]) == (2, len(data))
     assert (found["bad_off"], found["bad_bytes"]) == (2 * CHUNK_BYTES, CHUNK_BYTES)
-    assert pool.statfs()["corrupt"] == 2
+    assert pool.verify(ino)["bad_chunks"] == 2
+    assert pool.statfs()["corrupt"] == 1  # one block, however often it is looked at
     fh = pool.open(ino, os.O_RDONLY)
     try:
         assert pool.read(fh, 0, CHUNK_BYTES) == data[:CHUNK_BYTES]

@@ -128,6 +128,27 @@ def test_more_files_than_one_question_holds(mounted_pool: Any) -> None:
     _verify(mounted_pool, "--repair-drop", mounted_pool.path)
 
 
+def test_native_blocks_are_checked_by_their_path(mounted_pool: Any, attach: Any) -> None:
+    mounted_pool.umount()
+    pool = attach(mounted_pool.pool_path)
+    namespace = pool.ns_create("model")
+    keys = [bytes([number]) * 32 for number in range(5)]
+    for key in keys:
+        pool.block_put(namespace, key, os.urandom(100_000))
+    pool.close()
+    mounted_pool.mount()
+    bad = mounted_pool.path / "model/03/03" / keys[3].hex()
+    _damage(mounted_pool, bad, 99_999)
+    found = _verify(mounted_pool, "--json", mounted_pool.path, code=25)
+    assert (found["files"], [item["path"] for item in found["damaged"]]) == (5, [str(bad)])
+    mounted_pool.umount()
+    found = _verify(mounted_pool, "--json", "--repair-drop", mounted_pool.pool_path)
+    inside = str(bad).removeprefix(str(mounted_pool.path))
+    assert (found["files"], [item["path"] for item in found["damaged"]]) == (5, [inside])
+    assert _verify(mounted_pool, "--json", mounted_pool.pool_path)["files"] == 4
+    mounted_pool.mount()
+
+
 def test_verify_says_what_is_wrong(mounted_pool: Any) -> None:
     for where, code, text in (
         ("/no/such", 2, "does not exist"),

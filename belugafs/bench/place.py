@@ -76,8 +76,11 @@ class Place:
 
 def process_cpu_s(pid: int) -> float:
     """Processor time of another process by its clock (clock_getcpuclockid(3)); /proc/PID/stat
-    counts in hundredths of a second, which is too coarse."""
-    return time.clock_gettime((~pid << 3) | 2)
+    counts in hundredths of a second, which is too coarse. Raises PoolError if it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError as error:
+        raise PoolError("the daemon of the mount has ended", Exit.IO_ERROR) from error
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from rich.table import Table
 from belugafs.bench.runner import MountTimes, Result
 from belugafs.units import format_size
 
-_WIDTH = 150  # where the output is no terminal
+_WIDTH = 100  # where the output is no terminal
 
 
 def as_dict(
@@ -44,56 +44,68 @@ def _ratio(value: float | None) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
-def _rate(result: Result, place: str) -> str:
-    name = "bytes_per_s" if result.cell.size_bytes else "operations_per_s"
-    if result.cell.case == "readdir":
-        name = "bytes_per_s"  # entries
-    value = result.median(place, name)
-    if value is None:
-        return ""
-    if result.cell.size_bytes:
-        per_s = result.median(place, "operations_per_s")
-        files = f" {per_s:,.0f}/s" if per_s is not None and per_s >= 100 else ""
-        return f"{value / 1e9:.2f} GB/s{files}"
-    return f"{value:,.0f}/s"
+def _gb_per_s(result: Result, place: str) -> str:
+    value = result.median(place, "bytes_per_s") if result.cell.size_bytes else None
+    return "" if value is None else f"{value / 1e9:.2f}"
+
+
+def _per_s(result: Result, place: str) -> str:
+    """Operations, or entries of a listed directory."""
+    listed = result.cell.case == "readdir"
+    value = result.median(place, "bytes_per_s" if listed else "operations_per_s")
+    return "" if value is None else f"{value:,.0f}"
 
 
 def _cpu(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def _table(title: str, names: list[str], results: list[Result], rows: list[list[str]]) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for name in ("\nwhat", "\nsize"):
+        table.add_column(name, no_wrap=True)
+    for name in ("\nclients", *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    former = None
+    for result, row in zip(results, rows, strict=True):
+        cell = result.cell
+        head = (cell.label, cell.size_bytes)
+        shown = ("", "") if head == former else (cell.label, _size(cell.size_bytes))
+        table.add_row(*shown, str(cell.clients), *row)
+        former = head
+    return table
+
+
 def print_tables(results: list[Result], times: MountTimes | None) -> None:
     """Print all to standard output."""
     console = Console(width=None if os.isatty(1) else _WIDTH)
-    table = Table(
-        title="the mount beside tmpfs and memcpy: ratio of rates, 1.00 is as fast",
-        title_justify="left",
-        box=box.SIMPLE,
-    )
-    for name in ("what", "size"):
-        table.add_column(name, no_wrap=True)
-    for name in ("clients", "/ tmpfs", "/ memcpy", "mount", "tmpfs", "memcpy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("CPU s/GB:\nclient", "\ndaemon", "\ntmpfs"):
-        table.add_column(name, justify="right")
-    former = None
-    for result in results:
-        cell = result.cell
-        head = (cell.label, cell.size_bytes)
-        if former is not None and head != former:
-            table.add_section()
-        table.add_row(
-            *(("", "") if head == former else (cell.label, _size(cell.size_bytes))),
-            str(cell.clients),
+    ratios = [
+        [
             _ratio(result.ratio("tmpfs")),
             _ratio(result.ratio("memcpy")),
-            *(_rate(result, place) for place in ("mount", "tmpfs", "memcpy")),
             _cpu(result.cpu_s_per_gb("mount", "client")),
             _cpu(result.cpu_s_per_gb("mount", "daemon")),
             _cpu(result.cpu_s_per_gb("tmpfs", "client")),
-        )
-        former = head
-    console.print(table)
+        ]
+        for result in results
+    ]
+    names = ["ratio\n/ tmpfs", "ratio\n/ memcpy"]
+    names += [f"CPU s/GB\n{who}" for who in ("client", "daemon", "tmpfs")]
+    title = "rate of the mount / rate of tmpfs and memcpy; processor seconds per 10^9 bytes"
+    console.print(_table(title, names, results, ratios))
+    figures = [
+        [
+            *(_gb_per_s(result, place) for place in ("mount", "tmpfs", "memcpy")),
+            *(_per_s(result, place) for place in ("mount", "tmpfs")),
+        ]
+        for result in results
+    ]
+    names = [f"GB/s\n{place}" for place in ("mount", "tmpfs", "memcpy")]
+    names += [f"per s\n{place}" for place in ("mount", "tmpfs")]
+    title = "GB/s, and operations (entries of readdir) a second"
+    console.print(_table(title, names, results, figures))
     seen = {result.cell.label: result.cell.text for result in results}
     for label, text in seen.items():
         console.print(f"{label:<15} {text}", highlight=False)

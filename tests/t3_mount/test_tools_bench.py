@@ -160,6 +160,27 @@ def test_terminated_it_leaves_nothing(fuse_control: None, leftovers: Any) -> Non
     assert leftovers() <= before
 
 
+def test_a_daemon_that_dies_ends_the_run_with_an_error(fuse_control: None, leftovers: Any) -> None:
+    before = leftovers()
+    command = [sys.executable, "-m", "belugafs.cli", "bench", "--size", "128M", "--sizes", "64K"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 30
+        while not _client_of(child.pid):
+            assert time.monotonic() < deadline and child.poll() is None
+            time.sleep(0.05)
+        made = leftovers() - before
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            source = line.rpartition(" - ")[2].split()[1]
+            if os.path.dirname(source) in made:
+                stats = Path(line.split()[4], ".beluga/stats").read_text()
+                os.kill(int(stats.partition("\npid ")[2].split()[0]), signal.SIGKILL)
+        _, error = child.communicate(timeout=60)
+        assert child.returncode == 23, error
+        assert b"Traceback" not in error
+        assert b"a client failed" in error or b"the daemon of the mount has ended" in error
+    assert leftovers() <= before
+
+
 def _client_of(pid: int) -> bool:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

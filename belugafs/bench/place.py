@@ -24,7 +24,8 @@ class Place:
     def __init__(self, mount_point: str, made: DemoMount | None) -> None:
         self.mount_point = mount_point
         self._made = made
-        self.daemon_pid = 0
+        self.daemon_pid: int | None = None
+        """None: it can't be seen from here (in another pid namespace)."""
         self.find_daemon()
 
     @property
@@ -39,11 +40,12 @@ class Place:
 
     def find_daemon(self) -> None:
         """After a mount. Raises PoolError if it doesn't answer."""
-        self.daemon_pid = status.report(self.mount_point)["stats"]["pid"]
+        pid = status.report(self.mount_point)["stats"]["pid"]
+        self.daemon_pid = pid if _is_daemon(pid) else None
 
-    def daemon_cpu_s(self) -> float:
+    def daemon_cpu_s(self) -> float | None:
         """Processor time that the daemon has used, all threads."""
-        return process_cpu_s(self.daemon_pid)
+        return None if self.daemon_pid is None else process_cpu_s(self.daemon_pid)
 
     def abort(self) -> None:
         """Free whoever waits for our mount."""
@@ -72,6 +74,13 @@ class Place:
                 raise PoolError(log.read().decode(errors="replace").strip(), Exit.IO_ERROR)
         self.find_daemon()
         return elapsed_s
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        return b"belugafs" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def process_cpu_s(pid: int) -> float:

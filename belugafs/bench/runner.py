@@ -27,7 +27,8 @@ class Sample:
     bytes_per_s: float
     """Entries a second where entries are listed."""
     client_cpu_s: float
-    daemon_cpu_s: float
+    daemon_cpu_s: float | None
+    """None: not to be seen."""
     moved: int
 
 
@@ -55,14 +56,15 @@ class Result:
         return statistics.median(getattr(s, name) for s in samples) if samples else None
 
     def cpu_s_per_gb(self, place: str, whose: str) -> float | None:
-        """Processor seconds for 10^9 bytes; None where no bytes are moved. ``whose`` is client
-        or daemon."""
+        """Processor seconds for 10^9 bytes; None where no bytes are moved, or it isn't known.
+        ``whose`` is client or daemon."""
         samples: list[Sample] = getattr(self, place)
         moved = sum(sample.moved for sample in samples)
-        if not moved or not self.cell.size_bytes:
+        used_s: list[float | None] = [getattr(sample, f"{whose}_cpu_s") for sample in samples]
+        known_s = [cpu_s for cpu_s in used_s if cpu_s is not None]
+        if not moved or not self.cell.size_bytes or len(known_s) < len(used_s):
             return None
-        used_s: float = sum(getattr(sample, f"{whose}_cpu_s") for sample in samples)
-        return used_s / moved * GB
+        return sum(known_s) / moved * GB
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -169,7 +171,7 @@ class Runner:
             result.memcpy.append(self._sample(clients, cell, "memcpy", ""))
 
     def _sample(self, clients: Clients, cell: Cell, case: str, place: str) -> Sample:
-        daemon_s = self._place.daemon_cpu_s()
+        before_s = self._place.daemon_cpu_s()
         answers = clients.measure(
             cell.clients,
             case=case,
@@ -180,7 +182,8 @@ class Runner:
             duration_s=self._slot_s,
             forget_s=_FORGET_S if place == "mount" else 0,
         )
-        daemon_s = self._place.daemon_cpu_s() - daemon_s
+        after_s = self._place.daemon_cpu_s()
+        daemon_s = None if before_s is None or after_s is None else after_s - before_s
         return Sample(
             operations_per_s=sum(a["count"] / a["elapsed_s"] for a in answers),
             bytes_per_s=sum(a["moved"] / a["elapsed_s"] for a in answers),

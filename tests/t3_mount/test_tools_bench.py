@@ -209,6 +209,9 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds() -> None:
     assert result.median("mount", "operations_per_s") == 10
     assert result.cpu_s_per_gb("mount", "client") == pytest.approx(1e6)
     assert result.cpu_s_per_gb("mount", "daemon") == pytest.approx(5e5)
+    result.mount[1].daemon_cpu_s = None  # not to be seen from another pid namespace
+    assert result.cpu_s_per_gb("mount", "daemon") is None
+    assert result.cpu_s_per_gb("mount", "client") == pytest.approx(1e6)
     names = Result(Cell("miss", "", 0, 1), [_sample(1)], [_sample(1)])
     assert names.cpu_s_per_gb("mount", "client") is None
 

@@ -38,6 +38,8 @@ OF_NOSUM: int
 OF_UNVERIFIED: int
 OF_PINNED: int
 OF_PUBLISHED: int
+OF_PINNED_SOFT: int
+OF_EMPTIED: int
 
 SET_MODE: int
 SET_UID: int

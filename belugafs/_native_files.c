@@ -227,7 +227,7 @@ static int list_some(struct bfs *b, u64 dir, u64 after, struct bfs_dirent *e, st
 		if (n <= 0 || !a) return n;
 		after = e[n - 1].cookie;
 		for (int i = 0; i < n; i++) {
-			int rc = bfs_getattr(b, e[i].ino, &a[kept]);
+			int rc = bfs_peekattr(b, e[i].ino, &a[kept]);
 			if (rc == -ENOENT || rc == -ESTALE) continue;
 			if (rc < 0) return rc;
 			if (kept != i) e[kept] = e[i];

@@ -349,7 +349,9 @@ class Operations(pyfuse3.Operations):
         after = max(0, start_id - _COOKIE_SHIFT)
         while entries := self._pool.readdirplus(fh, after, _READDIR_BATCH):
             for name, cookie, attr in entries:
-                if not self._list(token, name, self._entry(attr), cookie + _COOKIE_SHIFT):
+                # A directory that may be reaped: who uses the name has to ask for it himself.
+                cache_s = 0.0 if attr.flags & _native.OF_EMPTIED else CACHE_S
+                if not self._list(token, name, self._entry(attr, cache_s), cookie + _COOKIE_SHIFT):
                     return
             after = entries[-1][1]
 

@@ -46,7 +46,7 @@ struct bfs_opts {
 	bool follower;     /* don't claim the lead at attach (simulator, several hosts) */
 	bool evict_none;   /* full pool answers ENOSPC */
 	bool evict_all;    /* ordinary files go too */
-	u32 reap_after_s;  /* a directory that eviction emptied isn't removed before it was unused so long; 0 = 10 */
+	u32 reap_after_s;  /* a directory that eviction emptied isn't removed before it was unused so long; 0 = 2 */
 	int verify;
 	u64 suspect_ns;    /* a host whose heartbeat stood still so long is suspected; 0 = 1 s */
 	u32 high_permille, low_permille; /* watermarks of data space, 0 = 970 / 950 */
@@ -92,6 +92,7 @@ enum { BFS_RENAME_NOREPLACE = 1, BFS_RENAME_EXCHANGE = 2 };
 
 int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_attr *a);
 int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a);
+int bfs_peekattr(struct bfs *b, u64 ino, struct bfs_attr *a); /* for a listing: it is no use of a directory */
 /* fh 0 or an open handle (truncate through a descriptor) */
 int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64 fh, struct bfs_attr *out);
 int bfs_mkdir(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, struct bfs_attr *a);

@@ -155,6 +155,7 @@ int bfs_tick(struct bfs *b)
 			b->stamps_ns = now;
 			if (!(rc = op_begin(b, &t))) rc = op_end(b, t, ev_store(t));
 		}
+		if (!rc) rc = ev_tick(b);
 	}
 	fl_tick(b);
 	return rc == -EAGAIN || rc == -EBUSY || rc == -ENOSPC ? 0 : rc; /* the next tick tries again */

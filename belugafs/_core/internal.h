@@ -261,6 +261,7 @@ void ev_pins_changed(struct bfs *b);           /* or a directory has moved, belo
 /* a path leads through it, or it is listed: not reaped soon.  true: it was one that might have been, look again */
 bool ev_dir_seen(struct bfs *b, const struct bfs_attr *a);
 void ev_regrade(struct bfs *b, u32 slot);      /* the file has moved, below another pin */
+int ev_tick(struct bfs *b);                    /* leader: directories that eviction emptied go when slots get scarce; no lock held */
 u64 ev_pos(struct bfs *b);                     /* of the own touch ring: w2 of the heartbeat */
 
 /* ---- inode.c: objects open on this host ---------------------------------------------------------- */

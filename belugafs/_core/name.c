@@ -121,7 +121,7 @@ int bfs_lookup(struct bfs *b, u64 dir, const void *name, size_t len, struct bfs_
 	return rc;
 }
 
-static int getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
+int bfs_peekattr(struct bfs *b, u64 ino, struct bfs_attr *a)
 {
 	struct rd r;
 	int rc = rd_begin(b, &r);
@@ -134,8 +134,8 @@ static int getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
 
 int bfs_getattr(struct bfs *b, u64 ino, struct bfs_attr *a)
 {
-	int rc = getattr(b, ino, a);
-	return !rc && ev_dir_seen(b, a) ? getattr(b, ino, a) : rc;
+	int rc = bfs_peekattr(b, ino, a);
+	return !rc && ev_dir_seen(b, a) ? bfs_peekattr(b, ino, a) : rc;
 }
 
 int bfs_parent(struct bfs *b, u64 ino, u64 *dir)

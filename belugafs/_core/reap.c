@@ -1,15 +1,17 @@
 /* Directories that eviction has emptied.
  *
  * An engine makes directories by the thousand for its blocks, and never removes one.  When slots
- * are out, those that eviction took the last entry from go, before any more blocks do.
+ * get scarce, those that eviction took the last entry from go, before any more blocks do.
  *
  * They are told from directories that somebody made and wants by a flag, which a directory gets
  * when an eviction takes its last entry, and loses when anything is made in it or something of it
  * is set by hand (mode, owner, times, attributes, name).  What is more, a directory stays that
  * lies in the root, is pinned, or has extended attributes; that is open; and that a path led to or
  * that a name was looked up in, in the last reap_after_s seconds.  The kernel asks for a name again
- * after one second, so whoever makes a file by its path has been seen before he gets there:
- * makedirs and create find the directory there, or make it anew, and nothing comes between them.
+ * after one second (at once, when it knows such a directory from a listing only), so whoever makes
+ * a file by its path has been seen before he gets there: makedirs and create find the directory
+ * there, or make it anew, and nothing comes between them.  The time is as short as that allows:
+ * somebody who walks through all directories for ever keeps those that he comes by within it.
  *
  * They are found by looking through the slots, since a record of them would have to be kept in
  * step; not again before it is known that there is something to find. */
@@ -146,4 +148,20 @@ int ev_reap(struct txn *t, u32 want)
 	else if (n && now + 1 < ev->reap_s) ev->reap_s = now + 1; /* if this transaction isn't committed */
 	if (next < ev->reap_s) ev->reap_s = next;
 	return t->poison ? t->poison : (int)n;
+}
+
+/* Ahead of need, so that what is made next finds a slot: while fewer than 1 of SCARCE are free. */
+int ev_tick(struct bfs *b)
+{
+	enum { SCARCE = 16, AT_ONCE = 256 };
+	struct txn *t;
+	struct rd r;
+	int rc;
+	if (b->o.evict_none || b->o.readonly) return 0;
+	if ((rc = rd_begin(b, &r))) return rc;
+	bool scarce = b->sb.inodes - r.v.root->slots_used < b->sb.inodes / SCARCE;
+	rd_end(&r);
+	if (!scarce || (rc = op_begin(b, &t))) return rc;
+	rc = ev_reap(t, AT_ONCE);
+	return op_end(b, t, rc < 0 ? rc : 0);
 }

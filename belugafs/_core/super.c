@@ -266,7 +266,7 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!b->o.suspect_ns) b->o.suspect_ns = 1000000000ull;
 	if (!b->o.high_permille) b->o.high_permille = 970;
 	if (!b->o.low_permille) b->o.low_permille = 950;
-	if (!b->o.reap_after_s) b->o.reap_after_s = 10;
+	if (!b->o.reap_after_s) b->o.reap_after_s = 2;
 	b->h_map = rx_height(up(sb.meta_pages, BFS_MAP_BITS) / BFS_MAP_BITS);
 	u64 logs = (sb.meta_pages / (BFS_LOG_MAX / 2)) + 4;
 	b->h_log = rx_height(logs);

@@ -108,6 +108,23 @@ def test_nothing_is_reaped_while_there_are_slots(memory: Memory) -> None:
     assert "d" in memory.names(engine)
 
 
+def test_the_timer_reaps_before_slots_are_out(memory: Memory) -> None:
+    pool, engine = memory.pool, top(memory)
+    for i in range(50):
+        memory.put(pool.mkdir(engine, f"d{i}").ino, "block", 4096)
+    pool.evict(EVERYTHING)
+    time.sleep(AFTER_S + 1.1)
+    pool.tick()
+    assert reaped(memory) == 0
+    made = 0
+    while pool.statfs()["inodes"] - pool.statfs()["inodes_used"] >= 10:
+        pool.mknod(ROOT, f"f{made}", 0o100644)
+        made += 1
+    assert reaped(memory) == 0
+    pool.tick()
+    assert reaped(memory) == 50
+
+
 def test_nor_with_evict_none(memory: Memory) -> None:
     pool, engine = memory.pool, top(memory)
     memory.put(pool.mkdir(engine, "d").ino, "block", 4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import time
 import uuid
 from pathlib import Path
@@ -180,6 +181,54 @@ def test_directories_make_room_when_inodes_are_out(native: Any, unmounted_pool: 
     assert made == 600
     assert stats["reaped_dirs"] > 200
     assert (top / "cache/engine/599/block").exists()
+
+
+def test_prefix_directories_of_evicted_blocks_go(native: Any, unmounted_pool: Any) -> None:
+    """Thousands of blocks, each in a prefix directory of its own: all are evicted, and inodes get
+    scarce. The empty prefixes go; storing under any prefix goes on without a failure."""
+    prefixes = 1500
+    with open(unmounted_pool.pool_path, "r+b") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        native.mkfs(file.fileno(), size_bytes, uuid=uuid.uuid4().bytes, inodes=2 * prefixes + 300)
+    unmounted_pool.mount()
+    top = unmounted_pool.path
+    by_hand = top / "engine/model/by hand"
+
+    def put(prefix: int, name: str) -> None:
+        place = top / f"engine/model/{prefix:04x}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{name}.tmp").write_bytes(name.encode())
+        (place / f"{name}.tmp").rename(place / name)
+
+    for prefix in range(prefixes):
+        put(prefix, "block")
+    by_hand.mkdir()
+    rng = random.Random(1)
+    # Ordinary files take the inodes of the blocks, then those of their directories.
+    (top / "files").mkdir()
+    for files in range(prefixes + 100):
+        os.mknod(top / "files" / f"{files}")
+        if files % 50 == 0:
+            put(rng.randrange(prefixes), f"early{files}")
+    deadline = time.monotonic() + 60
+    while mounted_stats(unmounted_pool)["reaped_dirs"] < prefixes * 0.9:
+        assert time.monotonic() < deadline, mounted_stats(unmounted_pool)
+        for _ in range(min(40, os.statvfs(top).f_ffree - 150)):
+            files += 1
+            os.mknod(top / "files" / f"{files}")
+        put(rng.randrange(prefixes), f"new{time.monotonic_ns()}")
+        time.sleep(0.02)
+    empty = [place for place in (top / "engine/model").iterdir() if is_empty(place)]
+    print(f"{files} files, {mounted_stats(unmounted_pool)['evicted_blocks']} evicted, {len(empty)}")
+    assert by_hand in empty
+    assert len(empty) < prefixes * 0.2
+
+
+def is_empty(place: Path) -> bool:
+    try:
+        return not os.listdir(place)
+    except FileNotFoundError:  # between the listing of the names and this look
+        return False
 
 
 def mounted_stats(pool: Any) -> dict[str, int]:

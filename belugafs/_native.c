@@ -289,9 +289,9 @@ static PyObject *native_peek(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 }
 
 struct fsck_arg {
-	PyObject *callback;
+	PyObject *callback, *ask, *progress;
 	PyThreadState *ts; /* of the caller, while it is in the core */
-	bool failed;       /* the callback raised: its exception is set, the rest is not reported */
+	bool failed;       /* a callback raised: its exception is set, the rest is not reported */
 };
 
 static void fsck_report(void *arg, int severity, const char *code, const char *text)
@@ -306,19 +306,61 @@ static void fsck_report(void *arg, int severity, const char *code, const char *t
 	f->ts = PyEval_SaveThread();
 }
 
+/* What a callback raised is a "no": nothing is changed after it. */
+static bool fsck_ask(void *arg, bool loses, const char *question)
+{
+	struct fsck_arg *f = arg;
+	if (f->failed) return false;
+	if (f->ask == Py_None) return true;
+	PyEval_RestoreThread(f->ts);
+	PyObject *r = PyObject_CallFunction(f->ask, "Os", loses ? Py_True : Py_False, question);
+	int yes = r ? PyObject_IsTrue(r) : -1;
+	if (yes < 0) f->failed = true;
+	Py_XDECREF(r);
+	f->ts = PyEval_SaveThread();
+	return yes > 0;
+}
+
+static bool fsck_progress(void *arg, const char *what, u64 done, u64 total)
+{
+	struct fsck_arg *f = arg;
+	if (f->failed) return false;
+	PyEval_RestoreThread(f->ts);
+	PyObject *r = f->progress == Py_None ? Py_NewRef(Py_None) : PyObject_CallFunction(f->progress, "sKK", what, (unsigned long long)done, (unsigned long long)total);
+	if (!r || PyErr_CheckSignals() < 0) f->failed = true;
+	Py_XDECREF(r);
+	f->ts = PyEval_SaveThread();
+	return !f->failed;
+}
+
 static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kw)
 {
-	static char *names[] = {"fd", "size_bytes", "data", "callback", NULL};
-	int fd, data, rc;
+	static char *names[] = {"fd", "size_bytes", "data", "callback", "repair", "host_uuid", "boot_id", "gone", "ask", "progress", NULL};
+	int fd, data, repair = 0, rc;
 	u64 size;
-	struct fsck_arg f = {0};
+	unsigned int gone = 0;
+	struct fsck_arg f = {.ask = Py_None, .progress = Py_None};
 	struct bfs_fsck_result r = {0};
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&pO:fsck", names, &fd, native_conv_u64, &size, &data, &f.callback))
+	Py_buffer host = {0}, boot = {0};
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&pO|$py*y*IOO:fsck", names, &fd, native_conv_u64, &size, &data, &f.callback, &repair, &host, &boot, &gone, &f.ask, &f.progress))
 		return NULL;
-	MapObject *m = native_map(fd, size, true, true);
+	struct bfs_fsck_how how = {.data = data, .repair = repair, .gone = gone, .cb = fsck_report, .ask = fsck_ask, .progress = fsck_progress, .arg = &f};
+	u64 words[2] = {0};
+	bool good = (!host.buf || host.len == sizeof how.uuid) && (!boot.buf || boot.len == sizeof words);
+	if (good && host.buf) memcpy(how.uuid, host.buf, sizeof how.uuid);
+	if (good && boot.buf) memcpy(words, boot.buf, sizeof words);
+	how.boot = words[0] ^ words[1];
+	if (host.buf) PyBuffer_Release(&host);
+	if (boot.buf) PyBuffer_Release(&boot);
+	if (!good) {
+		PyErr_SetString(PyExc_ValueError, "host_uuid and boot_id must be 16 bytes");
+		return NULL;
+	}
+	/* a repair flushes what it stores: the pool may be one that other hosts map */
+	MapObject *m = native_map(fd, size, !repair, !repair);
 	if (!m) return NULL;
 	f.ts = PyEval_SaveThread();
-	rc = bfs_fsck(&m->mem, data, fsck_report, &f, &r);
+	rc = bfs_fsck_run(&m->mem, &how, &r);
 	PyEval_RestoreThread(f.ts);
 	Py_DECREF(m);
 	if (f.failed) return NULL;
@@ -327,7 +369,8 @@ static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 	if (!d) return NULL;
 #define NUM(n) native_put(d, #n, PyLong_FromUnsignedLongLong(r.n))
 	if (NUM(pages) && NUM(objects) && NUM(entries) && NUM(extents) && NUM(blocks) && NUM(blocks_bad) &&
-	    NUM(bytes_checked) && NUM(used_granules) && NUM(quarantined_granules) && NUM(granted_granules) && NUM(problems))
+	    NUM(bytes_checked) && NUM(used_granules) && NUM(quarantined_granules) && NUM(granted_granules) && NUM(problems) &&
+	    NUM(left) && NUM(dropped) && NUM(put_back) && NUM(changed))
 		return d;
 #undef NUM
 	Py_DECREF(d);

@@ -111,12 +111,34 @@ def peek(fd: int, size_bytes: int) -> dict[str, Any]:
     """
 
 def fsck(
-    fd: int, size_bytes: int, data: bool, callback: Callable[[int, str, str], object]
+    fd: int,
+    size_bytes: int,
+    data: bool,
+    callback: Callable[[int, str, str], object],
+    *,
+    repair: bool = False,
+    host_uuid: bytes = ...,
+    boot_id: bytes = ...,
+    gone: int = 0,
+    ask: Callable[[bool, str], bool] | None = None,
+    progress: Callable[[str, int, int], object] | None = None,
 ) -> dict[str, int]:
-    """Check a pool that nobody has attached; nothing is written.
+    """Check a pool that nobody has attached, and repair it if asked to.
 
-    callback(severity, code, text) is called for each finding, severity 0 for a note and 1 for
-    a problem; an exception it raises comes out of here. data: read and check all blocks too.
+    callback(severity, code, text) is called for each finding, severity 0 for a note, 1 for a
+    problem, 2 for what a repair has changed. data: read and check all blocks too.
+
+    repair needs the pool for itself (an exclusive lock) and a descriptor that can be written
+    to. A host slot that is registered with neither ``host_uuid`` nor ``boot_id`` (16 bytes
+    each), and isn't among the bits of ``gone``, is taken to be attached elsewhere: CoreError
+    with EBUSY. ask(loses, question) answers for each step, None answers yes; loses says that
+    something won't be there afterwards. progress(what, done, total) is called now and then.
+
+    An exception that a callback raises comes out of here; a repair that is not published yet
+    is given up then. Of the result, problems are those found first and left those that are
+    still there; changed counts the steps that were done. Raises CoreError: EUCLEAN (no
+    superblock), EBUSY, EPROTONOSUPPORT (made by a newer version), ENOSPC (not enough metadata
+    pages), EIO.
     """
 
 class Pool:

@@ -187,6 +187,7 @@ struct bfs_fsck_result {
 	u64 left;     /* of a repair: problems that are still there */
 	u64 dropped;  /* objects, names, attributes that are gone */
 	u64 put_back; /* into lost+found */
+	u64 changed;  /* steps of a repair that were done */
 };
 int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *r);
 
@@ -199,7 +200,8 @@ struct bfs_fsck_how {
 	bfs_fsck_cb cb;
 	/* true: do it; loses: something won't be there afterwards.  NULL: always do it */
 	bool (*ask)(void *arg, bool loses, const char *question);
-	void (*progress)(void *arg, const char *what, u64 done, u64 total);
+	/* now and then; false: stop (-EINTR), possible until the repaired state is published.  NULL: none */
+	bool (*progress)(void *arg, const char *what, u64 done, u64 total);
 	void *arg;
 };
 /* As bfs_fsck, and repairs.  0: nothing was wrong, or nothing is any more (r->problems tells which); > 0: problems

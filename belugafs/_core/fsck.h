@@ -53,7 +53,7 @@ struct ck {
 	bfs_fsck_cb cb;
 	void *arg;
 	struct bfs_fsck_result *r;
-	int err; /* -ENOMEM */
+	int err; /* -ENOMEM, -EINTR */
 	struct { const char *code; u64 n; } seen[CODES];
 	u32 nseen;
 
@@ -63,7 +63,7 @@ struct ck {
 	u8 mount[BFS_HOSTS_MAX];
 	bool have_root;      /* the root page of the state verifies, and this version knows its features */
 	u64 in_lines, in_tree, in_rows; /* problems of these */
-	void (*progress)(void *arg, const char *what, u64 done, u64 total);
+	bool (*progress)(void *arg, const char *what, u64 done, u64 total);
 
 	u64 *visited, *mapbits, *logged; /* by page */
 	u64 nlogged;
@@ -99,7 +99,7 @@ void fk_leftover(struct ck *k); /* tells how many more there were of each code *
 void fk_done(struct ck *k); /* releases what k holds, not k */
 static inline void fk_progress(struct ck *k, const char *what, u64 done, u64 total)
 {
-	if (k->progress) k->progress(k->arg, what, done, total);
+	if (k->progress && !k->err && !k->progress(k->arg, what, done, total)) k->err = -EINTR;
 }
 
 /* fsck_pages.c ------------------------------------------------------------------------ */

@@ -17,7 +17,8 @@ bool fk_page(struct ck *k, struct bfs_ptr p, int kind, const char *what, u64 ind
 	}
 	fk_set(k->visited, p.page);
 	if (!fk_rd(k, fk_page_off(k, p.page), buf, BFS_PAGE)) return false;
-	k->r->pages++;
+	if (k->r->pages++ % 512 == 0) fk_progress(k, "checking metadata", k->r->pages, k->root.pages_used > k->r->pages ? k->root.pages_used : k->r->pages);
+	if (k->err) return false;
 	if (h->self != p.page || h->term != p.term || h->txn != p.txn) {
 		fk_bad(k, "page-tag", "%s %llu: page %u at 0x%llx: expected tag (%u, %llu), found page %u tag (%u, %llu)", what, (ull)index, p.page, (ull)fk_page_off(k, p.page), p.term, (ull)p.txn, h->self, h->term, (ull)h->txn);
 		return false;

@@ -293,6 +293,7 @@ void fk_check_data(struct ck *k)
 	fk_sort(k->map.v, k->map.n, sizeof *k->map.v, by_place);
 	for (size_t i = 0; i < k->map.n && !k->err;) {
 		size_t n = 0;
+		fk_progress(k, "checking data", i, k->map.n);
 		bool sound = true;
 		u64 end = 0;
 		u32 slot = k->map.v[i].slot;

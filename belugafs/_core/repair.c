@@ -248,20 +248,24 @@ static int repair_tree(struct job *j, struct rp *r, const struct bfs_snap *base,
 	k->r->bytes_checked = before; /* what was read twice is counted once */
 	if (k->err) return k->err;
 	if ((rc = new_term(j, base, &slot, &r->term, &r->txn))) return rc;
-	if (!ask(j, r->dropped || !named, "Write the repaired tree (%llu dropped, %llu put into lost+found)", (ull)r->dropped, (ull)r->put_back)) return 1;
+	if (!ask(j, r->dropped || !named, "Write the repaired tree (%llu dropped, %llu put into lost+found)", (ull)r->dropped, (ull)r->put_back)) {
+		fk_did(k, "not-done", "the tree stays as it is: the answer was no");
+		return 1;
+	}
 	fk_progress(k, "writing", 2, 4);
+	if (k->err) return k->err;
 	u32 claim = j->state[slot][BFS_L_CLAIM] > 0 && (j->state[slot][BFS_L_CLAIM_B] <= 0 || j->line[slot][BFS_L_CLAIM].w[0] > j->line[slot][BFS_L_CLAIM_B].w[0]) ? BFS_L_CLAIM_B : BFS_L_CLAIM;
 	put_line(j, slot, claim, (u64[]){r->term}, 1);
 	j->state[slot][claim] = 0; /* whole now, and not to be cleared */
 	struct bfs_snap s = {r->term, r->txn, {0}};
 	if ((rc = rp_write(r, &s.root))) {
 		if (rc == -ENOSPC) return bfs_fail(NULL, rc, "%u metadata pages are not enough to write the repaired tree beside the damaged one; mount the pool with -o ro, copy what is readable, and make it anew", k->sb.meta_pages);
-		return bfs_fail(NULL, rc, rc == -EIO ? "the pool can't be written (bus error)" : "out of memory");
+		return bfs_fail(NULL, rc, rc == -EIO ? "the pool can't be written (bus error)" : rc == -EINTR ? "stopped, nothing was changed" : "out of memory");
 	}
 	publish(j, base, slot, &s);
-	fk_progress(k, "written", 4, 4);
+	k->progress = NULL; /* from here on there is nothing to stop */
 	fk_did(k, "tree-written", "the repaired tree: %u pages, %llu of them new", r->nkept, (ull)r->written);
-	j->r->dropped = r->dropped, j->r->put_back = r->put_back;
+	j->r->dropped = r->dropped, j->r->put_back = r->put_back, j->r->changed++;
 	return 0;
 }
 
@@ -309,6 +313,7 @@ static u64 rows(struct job *j, struct rp *r, bool write)
 			u32 bad = row_fault(j, r, s, off, c);
 			n += bad != 0;
 			if (!bad || !write) continue;
+			j->r->changed++;
 			/* the older copy first: the newer alone says what both did */
 			u32 old = c[0].seq > c[1].seq;
 			for (u32 x = 0; x < 2; x++)
@@ -337,6 +342,7 @@ static u64 lines(struct job *j, struct rp *r, bool write)
 			if (j->state[s][i] >= 0 || (i == BFS_L_IDENT && unfinished(j, r, s))) continue;
 			n++;
 			if (!write) continue;
+			j->r->changed++;
 			if (i == BFS_L_IDENT) { /* the slot is free again: the splitter starts from nothing */
 				clear_line(j, s, BFS_L_SPLIT_Y);
 				clear_line(j, s, BFS_L_SPLIT_X);
@@ -355,6 +361,7 @@ static void superblock(struct job *j)
 	for (u32 i = 0; i < 2; i++)
 		if (memcmp(&c[i], &j->k->sb, sizeof c[i]) && ask(j, false, "Write superblock copy %c anew from the other one", 'A' + (int)i)) {
 			store(j, i ? BFS_SB_OFF_B : BFS_SB_OFF_A, &j->k->sb, sizeof j->k->sb);
+			j->r->changed++;
 			fk_did(j->k, "super-copied", "superblock copy %c is written anew from the other one", 'A' + (int)i);
 		}
 }

@@ -9,7 +9,15 @@
 #include <xxhash.h>
 #include "repair.h"
 
-#define FLAGS (BFS_OF_NSBLOCK | BFS_OF_NOSUM | BFS_OF_UNVERIFIED | BFS_OF_PINNED | BFS_OF_PUBLISHED)
+/* that an object of this type may have; both kinds of pin together can't be */
+static u8 flags_of(const struct bfs_obj *o)
+{
+	u8 may = BFS_OF_NOSUM | BFS_OF_UNVERIFIED | BFS_OF_PUBLISHED;
+	if (S_ISDIR(o->mode)) may |= BFS_OF_NSBLOCK | BFS_OF_EMPTIED;
+	if (S_ISDIR(o->mode) || S_ISREG(o->mode)) may |= BFS_OF_PINNED | BFS_OF_PINNED_SOFT;
+	if (o->flags & BFS_OF_PINNED) may &= (u8)~BFS_OF_PINNED_SOFT;
+	return o->flags & may;
+}
 
 void rp_drop(struct rp *r, struct rslot *s, const char *why)
 {
@@ -79,7 +87,7 @@ static void fields(struct rp *r, struct rslot *s)
 	if (!fmt_known(o->mode)) return rp_drop(r, s, "its type is impossible");
 	if (o->gen >> 31) return rp_drop(r, s, "its generation is impossible");
 	MEND(next_free, 0);
-	MEND(flags, o->flags & FLAGS & ~(S_ISDIR(o->mode) ? 0u : BFS_OF_NSBLOCK));
+	MEND(flags, flags_of(o));
 	if (!reg) {
 		MEND(state, BFS_ST_SEALED);
 		MEND(owner, 0);

@@ -308,6 +308,7 @@ static void follow(struct rp *r)
 		else o->parent = BFS_ROOT_INO, o->cookie = 0, o->hash = 0; /* the root directory */
 		o->nlink = S_ISDIR(o->mode) ? 2 + s->subdirs : s->links;
 		if (S_ISDIR(o->mode)) o->u.d.entries = s->nent, o->u.d.subdirs = s->subdirs;
+		if (S_ISDIR(o->mode) && s->nent) o->flags &= (u8)~BFS_OF_EMPTIED;
 		if (memcmp(o, &was, sizeof was)) r->mended++;
 	}
 }

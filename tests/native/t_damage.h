@@ -377,6 +377,8 @@ B(b_obj_state) { OBJ(state, fifo, = BFS_ST_DIRTY); }
 B(b_obj_class) { OBJ(cls, fifo, = BFS_CLS_BLOCK); }
 B(b_obj_owner) { OBJ(owner, small, = 2); }
 B(b_obj_flags) { OBJ(flags, small, |= 64); }
+B(b_obj_pins) { OBJ(flags, small, |= BFS_OF_PINNED | BFS_OF_PINNED_SOFT); }
+B(b_obj_emptied) { OBJ(flags, dir, |= BFS_OF_EMPTIED); }
 B(b_obj_size) { OBJ(size, small, |= 1ull << 63); }
 B(b_obj_nextfree) { OBJ(next_free, small, = 3); }
 B(b_nlink) { OBJ(nlink, small, ++); }
@@ -613,6 +615,8 @@ static const struct {
 	{"object: class", b_obj_class, "obj-class ", false, false},
 	{"object: owner", b_obj_owner, "obj-owner ", false, false},
 	{"object: flags", b_obj_flags, "obj-flags ", false, false},
+	{"object: both kinds of pin", b_obj_pins, "obj-flags ", false, false},
+	{"object: emptied, with entries", b_obj_emptied, "obj-flags ", false, false},
 	{"object: size", b_obj_size, "obj-size sums ", false, false},
 	{"object: next free", b_obj_nextfree, "obj-free ", false, false},
 	{"links of a file", b_nlink, "nlink ", false, false},

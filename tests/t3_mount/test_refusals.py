@@ -175,10 +175,11 @@ def test_fsck_of_a_mounted_pool(mounted_pool: Any) -> None:
     assert f"umount {mounted_pool.path}" in done.stderr
 
 
-def test_fsck_does_not_repair_yet(unmounted_pool: Any) -> None:
-    done = unmounted_pool.command("belugafs.fsck", "-y", str(unmounted_pool.pool_path))
-    assert done.returncode == 16
-    assert "cannot repair" in done.stderr
+def test_fsck_without_an_answer_or_a_terminal(unmounted_pool: Any) -> None:
+    for arguments in ([], ["--json"], ["-n", "-y"]):
+        done = unmounted_pool.command("belugafs.fsck", *arguments, str(unmounted_pool.pool_path))
+        assert done.returncode == 16, done
+        assert done.stderr.startswith("fsck.belugafs: ")
 
 
 def test_a_pool_inside_a_mount(mounted_pool: Any, pool_dir: Path) -> None:

@@ -134,7 +134,7 @@ def test_fsck_command(mounted_pool: Any) -> None:
     done = mounted_pool.command("belugafs.fsck", "-n", "--data", str(mounted_pool.pool_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert "clean" in done.stdout
-    done = mounted_pool.command("belugafs.fsck", "--json", str(mounted_pool.pool_path))
+    done = mounted_pool.command("belugafs.fsck", "-n", "--json", str(mounted_pool.pool_path))
     found = json.loads(done.stdout)
     assert found["ok"] is True
     assert found["counts"]["blocks"] == 1

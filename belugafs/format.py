@@ -153,6 +153,7 @@ class ObjFlag(IntFlag):
     PUBLISHED = 16
     PINNED_SOFT = 32
     EMPTIED = 64
+    FORMING = 128
 
 
 class EntryKind(IntEnum):

@@ -79,6 +79,8 @@ int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	u64 old = atomic_load(&in->size);
 	if (size > SIZE_MAX_BYTES) return -EFBIG;
 	if (rc || size == old) return rc ? rc : only_times(b, in);
+	/* Cut short is overwritten; emptied is begun anew (a temporary file of a fixed name). */
+	in->overwrote |= size && size < old && in->state != BFS_ST_NEW;
 	while (fl_again(in, rc = size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
 		if ((rc = sl_settle(b, in))) return rc;
 		old = atomic_load(&in->size);

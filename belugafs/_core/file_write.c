@@ -180,10 +180,34 @@ void hd_touch(struct bfs *b, struct bfs_handle *h)
 	unlk(b, &b->ilock);
 }
 
+/* Could the next store still be one that only adds?  See BFS_OF_FORMING. */
+static bool adding(const struct bfs_inode *in) { return in->flags & BFS_OF_FORMING && !in->overwrote && in->state != BFS_ST_NEW; }
+
+/* Does a store to [off, end) change what was sealed, or does it only add to it?  Zeros were nothing. */
+static bool overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
+{
+	u8 old[BFS_GRANULE];
+	end = min64(end, atomic_load(&in->size));
+	if (in->state == BFS_ST_DIRTY) end = min64(end, in->base_size);
+	for (int i = off < end ? mp_at(in, off / BFS_GRANULE) : in->next_ext; i < in->next_ext; i++) {
+		const struct bfs_extent *e = &in->ext[i];
+		u64 from = max64(off, e->file_granule * BFS_GRANULE), to = min64(end, (e->file_granule + e->len) * BFS_GRANULE), n;
+		if (e->file_granule * BFS_GRANULE >= end) break;
+		for (; e->addr && from < to; from += n) {
+			n = min64(to - from, sizeof old);
+			if (fl_read_range(b, in, from, old, n)) return true; /* unreadable: not for the store to say */
+			for (u64 k = 0; k < n; k++)
+				if (old[k]) return true;
+		}
+	}
+	return false;
+}
+
 static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 off, const u8 *buf, size_t len)
 {
 	u64 end = off + len, size = atomic_load(&in->size);
 	bool seq = off == size && end > size;
+	if (adding(in)) in->overwrote = overwrites(b, in, off, end);
 	int rc = fl_prepare(b, in, off, end, seq ? growth(b, in, granules(len)) : 0, creator);
 	if (rc) return rc;
 	size = atomic_load(&in->size);
@@ -210,7 +234,7 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	hd_touch(b, h);
 	if ((rc = in_lock(b, in, false))) return rc;
 	/* In place: nothing but bytes changes. */
-	if (!append && in->dirty && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
+	if (!append && in->dirty && !adding(in) && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
 	    off + len <= atomic_load(&in->size) && mp_is_overlay(in, off / BFS_GRANULE, granules(off + len))) {
 		fl_sums_drop(b, in, off, off + len);
 		if (!(rc = fl_put_bytes(b, in, off, buf, len))) atomic_store(&in->wtime, (i64)now_ns(b));

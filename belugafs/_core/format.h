@@ -226,6 +226,7 @@ enum {
 	BFS_OF_PUBLISHED = 16, /* some host saw it sealed before */
 	BFS_OF_PINNED_SOFT = 32, /* evicted only when nothing unpinned is left; of a directory: so is all in it */
 	BFS_OF_EMPTIED = 64,   /* directory: an eviction took its last entry, and nobody has used it since */
+	BFS_OF_FORMING = 128,  /* file: has its first name, and was only ever added to: another name makes it a block */
 };
 
 struct bfs_obj { /* 240 bytes, 16 to a page */

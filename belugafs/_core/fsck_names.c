@@ -73,7 +73,7 @@ static void one_obj(struct ck *k, u32 slot, const struct bfs_obj *o, struct oi *
 	if (o->state < BFS_ST_SEALED || o->state > BFS_ST_ABANDONED || (!reg && o->state != BFS_ST_SEALED)) fk_bad(k, "obj-state", "object slot %u (mode 0%o): state %u", slot, o->mode, o->state);
 	if (reg ? o->cls != BFS_CLS_BLOCK && o->cls != BFS_CLS_ORDINARY : o->cls != BFS_CLS_NONE) fk_bad(k, "obj-class", "object slot %u (mode 0%o): class %u", slot, o->mode, o->cls);
 	if (o->owner > k->sb.nhosts || !o->owner != (o->state == BFS_ST_SEALED)) fk_bad(k, "obj-owner", "object slot %u: state %u with owner %u", slot, o->state, o->owner);
-	if (o->flags & ~(BFS_OF_NSBLOCK | BFS_OF_NOSUM | BFS_OF_UNVERIFIED | BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_EMPTIED | BFS_OF_PUBLISHED) || ((o->flags & (BFS_OF_NSBLOCK | BFS_OF_EMPTIED)) && !S_ISDIR(o->mode)) ||
+	if (o->flags & ~(BFS_OF_NSBLOCK | BFS_OF_NOSUM | BFS_OF_UNVERIFIED | BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_EMPTIED | BFS_OF_FORMING | BFS_OF_PUBLISHED) || ((o->flags & (BFS_OF_NSBLOCK | BFS_OF_EMPTIED)) && !S_ISDIR(o->mode)) || ((o->flags & BFS_OF_FORMING) && !reg) ||
 	    ((o->flags & BFS_OF_PINNED) && (o->flags & BFS_OF_PINNED_SOFT)) || ((o->flags & (BFS_OF_PINNED | BFS_OF_PINNED_SOFT)) && !reg && !S_ISDIR(o->mode)) || ((o->flags & BFS_OF_EMPTIED) && o->u.d.entries))
 		fk_bad(k, "obj-flags", "object slot %u (mode 0%o): flags 0x%x", slot, o->mode, o->flags);
 	if (o->next_free) fk_bad(k, "obj-free", "object slot %u is in use and links to free slot %u", slot, o->next_free);
@@ -87,7 +87,7 @@ static void one_obj(struct ck *k, u32 slot, const struct bfs_obj *o, struct oi *
 		if (o->state != BFS_ST_SEALED) k->nunsealed++;
 		else if (o->cls == BFS_CLS_BLOCK) k->nblocks++;
 		else k->nordinary++;
-		if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink) k->blocks_granules += o->granules;
+		if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink == 1) k->blocks_granules += o->granules;
 	}
 	/* blob: extended attributes or a long target */
 	u64 got = 0, n = 0;

@@ -188,7 +188,7 @@ const struct bfs_obj *ob_slot(struct view *v, u32 slot, int *rc); /* as it is, f
 /* All counters of the root that are functions of an object (slots_used, nblocks, nordinary, nunsealed, norphans,
  * blocks_granules): sign -1 before a change of cls, state, nlink or granules, +1 after it; nobody else touches them.
  * Regular files only: state SEALED counts as nblocks or nordinary by class, any other as nunsealed; nlink 0 as
- * norphans beside that; blocks_granules = class block, SEALED or ABANDONED, linked. */
+ * norphans beside that; blocks_granules = class block, SEALED or ABANDONED, with one name. */
 void ob_count(struct txn *t, const struct bfs_obj *o, int sign);
 int ob_sums_get(struct bfs *b, const struct bfs_obj *o, u32 first, u32 n, u64 *s); /* -EINVAL beyond nsums */
 int ob_sums_set(struct txn *t, struct bfs_obj *o, const u64 *s, u32 n);            /* replaces all; inline or radix */
@@ -284,6 +284,7 @@ struct bfs_inode {
 	bool dying;             /* under ilock: being freed */
 	bool created_here;      /* first writing goes on */
 	bool synced;            /* fsync(2) has promised what is written now */
+	bool overwrote;         /* what was sealed once is no longer what it was */
 	bool lives_on;          /* and it was written on afterwards: no block, whoever wrote */
 	bool dirty;             /* stores since the last seal or sync */
 	_Atomic(bool) frozen;   /* a seal has left and isn't known to have happened or not */

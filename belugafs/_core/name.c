@@ -239,6 +239,7 @@ int nm_drop_link(struct txn *t, u64 ino)
 	if (!o || o->nlink < one) return txn_fail(t, bfs_fail(b, -EIO, "object %llu: link count is wrong; run fsck.belugafs -n", (unsigned long long)ino));
 	nm_set_nlink(t, o, -(int)one);
 	o->ctime_ns = (i64)now_ns(b);
+	if (o->nlink == 1) ev_regrade(b, o->slot); /* one name again: eviction may look at it again */
 	if (o->nlink) return 0;
 	/* Open here, or being written by another host: the last release there frees it. */
 	bool theirs = o->owner && o->owner != b->slot + 1 && (o->state == BFS_ST_NEW || o->state == BFS_ST_DIRTY);

@@ -24,7 +24,7 @@ static struct bfs_obj *make(struct txn *t, u64 dir, const void *name, size_t len
 	if (!o) return NULL;
 	if (owner) {
 		ob_count(t, o, -1);
-		o->state = BFS_ST_NEW, o->cls = BFS_CLS_BLOCK, o->owner = owner;
+		o->state = BFS_ST_NEW, o->cls = BFS_CLS_BLOCK, o->owner = owner, o->flags |= BFS_OF_FORMING;
 		ob_count(t, o, 1);
 	}
 	if ((*rc = nm_add(t, dir, BFS_EK_NAME, name, len, o, owner, NULL))) return NULL;

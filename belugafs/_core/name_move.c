@@ -52,6 +52,19 @@ static int may_move(struct view *v, const struct ht_entry *e, u64 to)
 }
 
 /* Both names stay where they are, with their cookies; what they lead to changes places. */
+/* A file that gets another name is finished.  Was it put together in several openings, each of
+ * which only added to it, and had no other name so far, then it is a block like one that was
+ * written in one go.  Who writes over what was sealed (a database), or has synced it and goes
+ * on (a journal, a log), loses the flag, and stays ordinary. */
+static void named_again(struct txn *t, struct bfs_obj *o)
+{
+	if (!(o->flags & BFS_OF_FORMING) || o->state != BFS_ST_SEALED) return;
+	ob_count(t, o, -1);
+	o->cls = BFS_CLS_BLOCK;
+	o->flags &= (u8)~BFS_OF_FORMING;
+	ob_count(t, o, 1);
+}
+
 static int exchange(struct txn *t, const struct ht_entry *p, const struct ht_entry *q)
 {
 	struct bfs_obj *o = ob_cow(t, p->ino), *w = ob_cow(t, q->ino);
@@ -65,6 +78,8 @@ static int exchange(struct txn *t, const struct ht_entry *p, const struct ht_ent
 	    (rc = ht_set(t, p->hash, p->dir, p->cookie, q->ino, q->type, 0)) || (rc = ht_set(t, q->hash, q->dir, q->cookie, p->ino, p->type, 0)) ||
 	    (rc = nm_dir_changed(t, p->dir, 0, wd - od)) || (rc = nm_dir_changed(t, q->dir, 0, od - wd)))
 		return txn_fail(t, rc == -ENOENT ? -EIO : rc);
+	named_again(t, o);
+	named_again(t, w);
 	o->ctime_ns = w->ctime_ns = (i64)now_ns(t->b);
 	ev_pins_changed(t->b);
 	return 0;
@@ -85,6 +100,7 @@ static int replace(struct txn *t, const struct ht_entry *e, u64 dir2, const void
 		o->flags &= (u8)~BFS_OF_EMPTIED;
 		ev_pins_changed(t->b);
 	} else {
+		named_again(t, o);
 		ev_regrade(t->b, o->slot);
 	}
 	o->ctime_ns = (i64)now_ns(t->b);
@@ -158,11 +174,7 @@ static int link_in(struct txn *t, u64 ino, u64 dir, const void *name, size_t len
 	if (own.kind == BFS_EK_KEY) return bfs_fail(t->b, -EPERM, "a block has one name");
 	struct bfs_obj *o = ob_cow(t, ino);
 	if (!o) return t->poison;
-	if (o->cls == BFS_CLS_BLOCK) { /* linked: no longer a block that may go at any time */
-		ob_count(t, o, -1);
-		o->cls = BFS_CLS_ORDINARY;
-		ob_count(t, o, 1);
-	}
+	named_again(t, o); /* with several names it isn't evicted, whatever its class */
 	if ((rc = nm_add(t, dir, BFS_EK_NAME, name, len, o, own.owner, NULL))) return rc;
 	o->ctime_ns = (i64)now_ns(t->b);
 	ob_attr(o, a);

@@ -63,7 +63,7 @@ void ob_count(struct txn *t, const struct bfs_obj *o, int sign)
 	if (o->state != BFS_ST_SEALED) r->nunsealed += one;
 	else if (o->cls == BFS_CLS_BLOCK) r->nblocks += one;
 	else r->nordinary += one;
-	if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink) r->blocks_granules += one * o->granules;
+	if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink == 1) r->blocks_granules += one * o->granules;
 }
 
 /* nlink is 0 until nm_add: what is allocated counts as an orphan so long. */

@@ -212,6 +212,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	o->state = BFS_ST_SEALED, o->owner = 0;
 	/* Synced, then written on: a journal or a log, which its writer counts on. */
 	if (in->lives_on) o->cls = BFS_CLS_ORDINARY;
+	if (in->lives_on || in->overwrote) o->flags &= (u8)~BFS_OF_FORMING;
 	o->flags |= BFS_OF_PUBLISHED;
 	ob_count(t, o, 1);
 	if ((rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, in->as - 1), o->slot, 0))) && rc != -ENOENT) return txn_fail(t, rc);

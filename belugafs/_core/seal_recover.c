@@ -33,6 +33,7 @@ static int recover_one(struct txn *t, u32 slot, u64 ino, const struct bfs_row *r
 	}
 	atomic_store(&in->size, row->size);
 	atomic_store(&in->wtime, row->mtime_ns);
+	in->overwrote = o->state == BFS_ST_DIRTY; /* for all that is known */
 	in->lives_on = row->state == BFS_ROW_DIRTY && o->state == BFS_ST_NEW;
 	rc = sl_make_sums(b, in, row->state == BFS_ROW_DIRTY);
 	if (rc == -EIO) rc = sl_make_sums(b, in, true); /* unreadable: said when it is read */

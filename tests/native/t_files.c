@@ -300,6 +300,83 @@ static void t_killed(void)
 	drop_pool();
 }
 
+/* What makes a block: written in one go, or put together in several openings that only add, before
+ * it gets another name. */
+static void t_class(void)
+{
+	u8 buf[16384];
+	u64 ino, fh, freed;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	pattern(3, 0, buf, sizeof buf);
+	enum { ADDS, SHARES, EMPTIES, OVERWRITES, CUTS, SYNCS, HOWS };
+	for (int how = 0; how < HOWS; how++) {
+		u8 cls = how < OVERWRITES ? BFS_CLS_BLOCK : BFS_CLS_ORDINARY;
+		u64 cut = how == SHARES ? 5000 : 4096; /* where two openings meet: inside a page, or not */
+		fh = create(1, "tmp", O_RDWR, &ino);
+		write_(fh, 8192, buf + 8192, 4096); /* a hole before it */
+		close_(fh);
+		CHECK(attr(ino).cls == BFS_CLS_BLOCK, "written once");
+		if (how == EMPTIES) {
+			fh = open_(ino, O_RDWR | O_TRUNC);
+			write_(fh, 8192, buf + 8192, 4096);
+			close_(fh);
+		}
+		fh = open_(ino, O_RDWR);
+		write_(fh, 0, buf, cut);
+		close_(fh);
+		fh = open_(ino, O_RDWR);
+		write_(fh, 12288, buf + 12288, 4096);
+		if (how == OVERWRITES) write_(fh, 9000, buf + 9000, 100);
+		if (how == CUTS) {
+			OK(bfs_setattr(b, ino, BFS_SET_SIZE, &(struct bfs_attr){.size = 10000}, fh, &a));
+			write_(fh, 10000, buf + 10000, 6384);
+		}
+		if (how == SYNCS) {
+			OK(bfs_fsync(b, fh));
+			write_(fh, 4096, buf + 4096, 4096);
+		}
+		close_(fh);
+		if (how != SYNCS) {
+			fh = open_(ino, O_RDWR);
+			write_(fh, cut, buf + cut, 8192 - cut);
+			close_(fh);
+		}
+		CHECK(attr(ino).cls == BFS_CLS_ORDINARY, "several openings");
+		OK(bfs_rename(b, 1, N("tmp"), 1, N("f"), 0));
+		CHECK(attr(ino).cls == cls, "how %d: class %u once it is renamed", how, attr(ino).cls);
+		detach(how & 1);
+		attach();
+		CHECK(attr(ino).cls == cls, "how %d: class %u after a remount", how, attr(ino).cls);
+		check_block(ino, 3, sizeof buf);
+		/* it has its name now: written again, whatever is written, it is ordinary */
+		fh = open_(ino, O_WRONLY);
+		write_(fh, 16384, buf, 10);
+		close_(fh);
+		OK(bfs_rename(b, 1, N("f"), 1, N("g"), 0));
+		CHECK(attr(ino).cls == BFS_CLS_ORDINARY, "written again: class %u", attr(ino).cls);
+	}
+	/* another name instead of a rename; with two names it stays, with one it goes */
+	ino = put(1, "t", 3, sizeof buf);
+	OK(bfs_link(b, ino, 1, N("l"), &a));
+	CHECK(a.cls == BFS_CLS_BLOCK && a.nlink == 2, "linked: class %u, %u names", a.cls, a.nlink);
+	OK(bfs_evict(b, 1, &freed));
+	CHECK(!freed && there(1, "t") && there(1, "l"), "evicted with two names");
+	OK(bfs_unlink(b, 1, N("t")));
+	OK(bfs_evict(b, 1, &freed));
+	CHECK(freed && !there(1, "l"), "one name: a block");
+	fh = create(1, "t", O_RDWR, &ino);
+	write_(fh, 0, buf, 4096);
+	close_(fh);
+	fh = open_(ino, O_WRONLY);
+	write_(fh, 4096, buf + 4096, 4096);
+	close_(fh);
+	OK(bfs_link(b, ino, 1, N("l"), &a));
+	CHECK(a.cls == BFS_CLS_BLOCK, "put together, then linked: class %u", a.cls);
+	check_space();
+	drop_pool();
+}
+
 static void t_sparse(void)
 {
 	u8 buf[5000], got[10000];
@@ -999,7 +1076,7 @@ static void t_threads(void)
 }
 
 static const struct test tests[] = {
-	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"sparse", t_sparse, false},
+	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"class", t_class, false}, {"sparse", t_sparse, false},
 	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"batch", t_batch, false}, {"hazard", t_hazard, false}, {"held", t_held, false},
 	{"hosts", t_hosts, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
 };

@@ -863,15 +863,15 @@ static void t_open(void)
 	IS(bfs_getattr(b, ino, &a), -ESTALE);
 	CHECK(root_now(&r)->norphans == 0 && r.v.root->nunsealed == 0, "counters");
 	rd_end(&r);
-	/* a second name: sealed, and ordinary from then on */
+	/* a second name: sealed; still a block, that its names keep */
 	ino = create(d, "l", "linked", &fh);
 	OK(bfs_link(b, ino, d, N("l2"), &a));
 	CHECK(a.nlink == 2 && a.size == 6, "linked");
 	IS(bfs_write(b, fh, 6, "!", 1), 1);
 	OK(bfs_flush(b, fh, false));
 	OK(bfs_release(b, fh));
-	is_xattr(ino, "user.beluga.class", "ordinary");
-	CHECK(attr(ino).size == 7 && root_now(&r)->nblocks == 0 && r.v.root->nordinary == 2, "counters");
+	is_xattr(ino, "user.beluga.class", "block");
+	CHECK(attr(ino).size == 7 && root_now(&r)->nblocks == 1 && r.v.root->nordinary == 1 && !r.v.root->blocks_granules, "counters");
 	rd_end(&r);
 	/* size and times of what is open */
 	OK(bfs_open(b, ino, O_RDWR, &fh));

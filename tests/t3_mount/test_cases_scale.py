@@ -72,9 +72,11 @@ def test_listing_while_four_write(
     started = time.monotonic()
     subprocess.run(["ls", "-l", top], stdout=subprocess.DEVNULL, check=True)
     long_s = time.monotonic() - started
+    for _ in range(5):
+        subprocess.run(["ls", "-f", top], stdout=subprocess.DEVNULL, check=True)
     grown = private_kib(daemon) - before
     print(f"{count} names: ls -f {busy_s:.2f} s, ls -l {long_s:.2f} s, {grown} KiB more")
-    assert grown < 64 * KIB
+    assert grown < min(64 * KIB, before // 10)
     assert busy_s < 30 and long_s < 60
 
 

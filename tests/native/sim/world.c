@@ -687,8 +687,9 @@ static int given(struct hostw *h)
 		if (i != h->id && W->h[i].joining) return -1;
 	for (u32 s = 0; s < sb->nhosts; s++) {
 		const struct bfs_line *l = (const void *)(W->s->pool + sb->host_off + (u64)s * sb->host_stride);
-		if (!l[BFS_L_IDENT].w[0] && !W->given[s]) {
-			W->given[s] = true;
+		/* to the same host again, if it fell over before it had it */
+		if (!l[BFS_L_IDENT].w[0] && (!W->given[s] || W->given[s] == h->id + 1)) {
+			W->given[s] = (u8)(h->id + 1);
 			return (int)s;
 		}
 	}

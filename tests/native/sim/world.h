@@ -95,7 +95,7 @@ struct world {
 	u32 fates;
 	struct { int phase, one; u32 blows, polls; u64 torn; bool over; } duel;
 	bool mixed[W_PLACES];      /* was written over in part: the sum says that it is as written, no more */
-	bool given[BFS_HOSTS_MAX]; /* slots that the operator gave away */
+	u8 given[BFS_HOSTS_MAX]; /* slots that the operator gave away */
 	u64 ops, acks, reads, hits; /* of this run */
 };
 

@@ -12,17 +12,18 @@ BUILD_STAMP := $(VENV)/.belugafs-build
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system venv wrappers build werror demo test test-heavy lint format \
-        asan tsan sim vllm-venv clean distclean uninstall
+        asan tsan sim vllm-venv engines-venv clean distclean uninstall
 
 help:
 	@echo "make setup       system packages, virtual environment, C core, mount helper (as root)"
 	@echo "make demo        make a pool in memory, mount it, share a KV cache between two processes"
 	@echo "make test        the tests, some minutes        (ARGS='-k name' passes on to pytest)"
-	@echo "make test-heavy  the long tests: vLLM on a mount"
+	@echo "make test-heavy  the long tests: vLLM and other engines on a mount"
 	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"
 	@echo "make build       rebuild the C core             (make werror: with -Werror, aside)"
 	@echo "make asan|tsan|sim   the C core under sanitizers; the protocol simulator"
 	@echo "make vllm-venv   a separate environment with vLLM's CPU wheel, 3.4 GB"
+	@echo "make engines-venv    one with SGLang's, LMCache's, NIXL's and llama.cpp's storage code, 3.3 GB"
 	@echo "make clean       build results  (distclean: environments too; uninstall: the wrappers)"
 
 setup: system build wrappers
@@ -65,7 +66,7 @@ demo: setup
 test: setup
 	$(PY) -m pytest -m "not heavy" $(ARGS) tests
 
-test-heavy: setup vllm-venv
+test-heavy: setup vllm-venv engines-venv
 	$(PY) -m pytest -m heavy $(ARGS) tests
 
 lint: $(SETUP_STAMP)
@@ -83,12 +84,15 @@ asan tsan sim: setup
 vllm-venv:
 	@tools/vllm_venv.sh .venv-vllm
 
+engines-venv:
+	@tools/engines_venv.sh .venv-engines
+
 clean:
 	rm -rf build dist belugafs/*.so .pytest_cache .mypy_cache .ruff_cache $(BUILD_STAMP)
 	if [ -f tests/native/Makefile ]; then $(MAKE) -C tests/native clean; fi
 
 distclean: clean
-	rm -rf $(VENV) .venv-vllm *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-engines *.egg-info
 
 uninstall:
 	@if [ -d $(VENV) ]; then tools/wrappers.sh remove $(VENV); fi

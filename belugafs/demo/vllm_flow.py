@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,17 @@ def connector_config(kv_dir: Path, engine_id: str) -> dict[str, Any]:
     }
 
 
+def example_config(kv_dir: Path, engine_id: str) -> dict[str, Any]:
+    """vLLM's ``--kv-transfer-config`` for its example connector: a safetensors file for each layer
+    of each prompt."""
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "engine_id": engine_id,
+        "kv_connector_extra_config": {"shared_storage_path": str(kv_dir)},
+    }
+
+
 def vllm_environment(*, in_process: bool) -> dict[str, str]:
     """The environment of a vLLM process; ``in_process`` keeps the engine in the one process."""
     env = dict(os.environ)
@@ -111,11 +123,15 @@ def run_offline(
     *,
     timeout_s: float,
     runner: Runner = run,
+    config: Callable[[Path, str], dict[str, Any]] = connector_config,
 ) -> dict[str, Any]:
-    """One fresh vLLM process over ``kv_dir``; returns what ``offline_run.py`` documents."""
+    """One fresh vLLM process over ``kv_dir``; returns what ``offline_run.py`` documents.
+
+    ``config`` makes the ``--kv-transfer-config``: ``connector_config`` or ``example_config``.
+    """
     engine_id = new_engine_id()
     command = [str(vllm_python()), str(SIDE / "offline_run.py"), str(model), str(prompt_file)]
-    command += [str(new_tokens), json.dumps(connector_config(kv_dir, engine_id))]
+    command += [str(new_tokens), json.dumps(config(kv_dir, engine_id))]
     try:
         ran = runner(command, timeout_s=timeout_s, env=vllm_environment(in_process=True))
     finally:

@@ -171,6 +171,13 @@ def test_diskcache(kv_dir: Path) -> None:
         assert not list(kv_dir.rglob("*.val"))
         cache[key] = state
         assert cache[key] == state
+        # A value that the filesystem evicted is a miss.
+        next(kv_dir.rglob("*.val")).unlink()
+        assert cache.get(key) is None
+        with pytest.raises(KeyError):
+            cache[key]
+        cache[key] = state
+        assert cache[key] == state
 
 
 CACHE_USER = """

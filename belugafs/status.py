@@ -54,6 +54,7 @@ def _of_mount(mount: Mount) -> Report:
     stats, config = _control_files(mount)
     numbers: dict[str, Any] = {k: int(text) for k, text in stats.items() if text.isdecimal()}
     numbers.update({k: text == "yes" for k, text in stats.items() if text in ("yes", "no")})
+    numbers.pop("label", None)  # may be any word, digits too
     identity = bytes.fromhex(config.get("uuid", ""))
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config

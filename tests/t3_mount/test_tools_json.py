@@ -58,6 +58,20 @@ def test_status_has_one_shape_mounted_dead_and_unmounted(mounted_pool: Any) -> N
     mounted_pool.mount()
 
 
+@pytest.mark.parametrize("label", ["12", "yes", "no", "", "two words"])
+def test_a_label_is_text_whatever_it_looks_like(
+    label: str, mounted_pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from belugafs import status
+    from belugafs.control import format_pairs, parse_pairs
+
+    stats = parse_pairs(format_pairs({**mounted_pool.stats(), "label": label}))
+    monkeypatch.setattr(status, "_control_files", lambda mount: (stats, {}))
+    report = status.report(str(mounted_pool.path))
+    assert report["label"] == label
+    assert "label" not in report["stats"]
+
+
 def test_a_daemon_that_hangs_does_not_hang_status(mounted_pool: Any) -> None:
     place = str(mounted_pool.path)
     os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)

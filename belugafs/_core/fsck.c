@@ -264,7 +264,7 @@ void fk_check(struct ck *k, bool data)
 void fk_done(struct ck *k)
 {
 	free(k->visited), free(k->mapbits), free(k->logged);
-	free(k->ent.v), free(k->map.v), free(k->run.v), free(k->leaf.v), free(k->oi.v);
+	free(k->ent.v), free(k->map.v), free(k->run.v), free(k->leaf.v), free(k->oi.v), free(k->blob);
 }
 
 int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs_fsck_result *result)

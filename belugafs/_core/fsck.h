@@ -72,6 +72,7 @@ struct ck {
 	VEC(struct run) run;
 	VEC(struct leafref) leaf;
 	VEC(struct oi) oi;
+	u8 *blob; /* room for one */
 	struct bfs_key last;
 	bool any;
 	u64 nreg, nblocks, nordinary, nunsealed, norphans, blocks_granules, nused, nfreeslots;
@@ -113,6 +114,7 @@ void fk_check_pages(struct ck *k);
 
 /* fsck_names.c ------------------------------------------------------------------------ */
 fk_leaf_fn fk_leaf_obj, fk_leaf_hash;
+bool fk_xattrs_ok(const u8 *list, u32 len);
 struct oi *fk_oi_at(struct ck *k, u32 slot);
 struct oi *fk_oi_ino(struct ck *k, u64 ino); /* NULL too when another generation is there */
 /* the object again, from its page; false when it can't be read any more */

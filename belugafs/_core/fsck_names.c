@@ -48,6 +48,24 @@ static bool fmt_known(u32 mode)
 	return S_ISREG(mode) || S_ISDIR(mode) || S_ISLNK(mode) || S_ISCHR(mode) || S_ISBLK(mode) || S_ISFIFO(mode) || S_ISSOCK(mode);
 }
 
+/* A list of extended attributes, as docs/format.md has it: in order of name, without gaps. */
+bool fk_xattrs_ok(const u8 *list, u32 len)
+{
+	const u8 *last = NULL;
+	u32 nlast = 0;
+	for (u32 at = 0; at < len;) {
+		if (len - at < 4) return false;
+		u32 n = list[at], m = (u32)list[at + 2] | (u32)list[at + 3] << 8;
+		const u8 *name = list + at + 4;
+		if (!n || list[at + 1] || 4 + n + m > len - at || memchr(name, 0, n)) return false;
+		int c = last ? memcmp(last, name, nlast < n ? nlast : n) : -1;
+		if (c > 0 || (!c && nlast >= n)) return false;
+		last = name, nlast = n;
+		at += 4 + n + m;
+	}
+	return true;
+}
+
 static void one_obj(struct ck *k, u32 slot, const struct bfs_obj *o, struct oi *i)
 {
 	const struct bfs_root *r = &k->root;
@@ -96,11 +114,16 @@ static void one_obj(struct ck *k, u32 slot, const struct bfs_obj *o, struct oi *
 		const struct bfs_blob *b = (const void *)buf;
 		if (!fk_page(k, p, BFS_PK_BLOB, "blob of object", slot, buf)) return;
 		if (b->h.aux > BFS_BLOB_BYTES || (b->next.page && b->h.aux != BFS_BLOB_BYTES)) fk_bad(k, "blob", "blob of object %u, page %u: %u bytes", slot, p.page, b->h.aux);
+		if (k->blob || (k->blob = malloc(BFS_XATTR_MAX)))
+			if (b->h.aux <= BFS_BLOB_BYTES && got + b->h.aux <= BFS_XATTR_MAX) memcpy(k->blob + got, b->data, b->h.aux);
 		got += b->h.aux;
 		p = b->next;
 	}
+	if (got && !k->blob) k->err = -ENOMEM;
 	if (o->blob.page ? got != o->blob_len || !got || got > BFS_XATTR_MAX : o->blob_len && !S_ISLNK(o->mode))
 		fk_bad(k, "blob", "blob of object %u: expected %u bytes, found %llu", slot, o->blob_len, (ull)got);
+	else if (o->blob.page && !S_ISLNK(o->mode) && k->blob && !fk_xattrs_ok(k->blob, (u32)got))
+		fk_bad(k, "blob", "object slot %u: its list of extended attributes is damaged", slot);
 	/* sums */
 	if (!reg) return;
 	u32 leaves = (u32)fk_up(o->nsums, BFS_SUMS);

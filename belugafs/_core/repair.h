@@ -63,7 +63,7 @@ struct rp {
 	u32 nkept;            /* pages of the repaired tree */
 	VEC(struct run) run;  /* granules that aren't free, in order */
 	size_t run_at;
-	u32 *bucket_first, *bucket_next; /* entries by bucket: 1 + index */
+	u32 *order, norder;   /* entries that stay, by bucket */
 	bool lost_found_made;
 };
 

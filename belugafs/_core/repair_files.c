@@ -43,12 +43,16 @@ static bool blob_whole(struct rp *r, const struct bfs_obj *o)
 {
 	u64 buf[BFS_PAGE / 8], got = 0;
 	const struct bfs_blob *b = (const void *)buf;
-	for (struct bfs_ptr p = o->blob; p.page; p = b->next) {
-		if (!take(r, p, BFS_PK_BLOB, buf) || !b->h.aux || b->h.aux > BFS_BLOB_BYTES || (b->next.page && b->h.aux != BFS_BLOB_BYTES)) return false;
-		got += b->h.aux;
-		if (got > BFS_XATTR_MAX) return false;
+	u8 *all = malloc(BFS_XATTR_MAX);
+	bool ok = all;
+	if (!all) r->k->err = -ENOMEM;
+	for (struct bfs_ptr p = o->blob; p.page && ok; p = b->next) {
+		ok = take(r, p, BFS_PK_BLOB, buf) && b->h.aux && b->h.aux <= BFS_BLOB_BYTES && (!b->next.page || b->h.aux == BFS_BLOB_BYTES) && got + b->h.aux <= BFS_XATTR_MAX;
+		if (ok) memcpy(all + got, b->data, b->h.aux), got += b->h.aux;
 	}
-	return got == o->blob_len;
+	ok = ok && got == o->blob_len && (S_ISLNK(o->mode) || fk_xattrs_ok(all, (u32)got));
+	free(all);
+	return ok;
 }
 
 static bool sums_whole(struct rp *r, struct bfs_ptr p, u32 level, u64 base, u64 n)

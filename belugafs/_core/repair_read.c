@@ -254,7 +254,7 @@ void rp_free(struct rp *r)
 {
 	free(r->seen), free(r->mapbits), free(r->logged), free(r->kept);
 	free(r->s), free(r->ent.v), free(r->rec.v), free(r->leaf.v), free(r->piece.v), free(r->want.v), free(r->run.v);
-	free(r->bucket_first), free(r->bucket_next);
+	free(r->order);
 }
 
 /* ---- paths for messages ------------------------------------------------------------------------------ */

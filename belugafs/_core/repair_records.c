@@ -163,6 +163,7 @@ static void free_slots(struct rp *r)
 	if (was > virgin && was <= r->k->sb.inodes && was - virgin <= 4 * BFS_OBJS) virgin = was;
 	if (virgin > r->nslots) virgin = r->nslots;
 	r->root.slot_virgin = virgin;
+	if (r->s[0].o.mode) memset(&r->s[0].o, 0, sizeof r->s[0].o), r->mended++; /* slot 0 is never used */
 	for (u32 i = 1; i < r->nslots; i++) {
 		struct rslot *s = &r->s[i];
 		if (s->used && !s->drop) continue;
@@ -180,8 +181,8 @@ static void free_slots(struct rp *r)
 			i = rest, rest = 0;
 			struct rslot *s = i < virgin ? &r->s[i] : NULL;
 			if (!s || !s->read || s->free_seen) continue;
+			if (s->used && i != r->lost_found) continue; /* dropped: its turn comes below */
 			s->free_seen = 1;
-			if (s->used && i != r->lost_found) continue;
 			rest = s->free_next;
 			if (s->used) continue;
 		} else {

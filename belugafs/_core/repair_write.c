@@ -59,7 +59,8 @@ static struct bfs_ptr settle(struct rp *r, struct bfs_ptr old, void *buf)
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 typedef struct bfs_ptr leaf_fn(struct rp *r, u64 index, struct bfs_ptr old);
-static struct bfs_ptr table(struct rp *r, struct bfs_ptr old, u32 level, u64 base, u64 nleaves, leaf_fn *f)
+typedef bool any_fn(struct rp *r, u64 from, u64 to); /* a leaf is wanted in [from, to), where there is none now */
+static struct bfs_ptr table(struct rp *r, struct bfs_ptr old, u32 level, u64 base, u64 nleaves, leaf_fn *f, any_fn *wanted)
 {
 	u64 was[BFS_PAGE / 8], step = 1;
 	struct bfs_radix n = {.h.kind = BFS_PK_RADIX, .h.aux = level};
@@ -70,12 +71,25 @@ static struct bfs_ptr table(struct rp *r, struct bfs_ptr old, u32 level, u64 bas
 	bool had = old.page && rp_page(r, old, BFS_PK_RADIX, was) && w->h.aux == level;
 	if (had) n.h.count = w->h.count; /* not used */
 	for (u32 l = 1; l < level; l++) step *= BFS_RADIX_FAN;
+	if (!had && !wanted(r, base, base + step * BFS_RADIX_FAN)) return (struct bfs_ptr){0};
 	for (u32 i = 0; i < BFS_RADIX_FAN && base + i * step < nleaves; i++) {
-		n.child[i] = table(r, had ? w->child[i] : (struct bfs_ptr){0}, level - 1, base + i * step, nleaves, f);
+		n.child[i] = table(r, had ? w->child[i] : (struct bfs_ptr){0}, level - 1, base + i * step, nleaves, f, wanted);
 		any |= n.child[i].page != 0;
 	}
 	return any ? settle(r, had ? old : (struct bfs_ptr){0}, &n) : (struct bfs_ptr){0};
 }
+
+static bool any_obj(struct rp *r, u64 from, u64 to)
+{
+	(void)to;
+	return from * BFS_OBJS < r->nslots;
+}
+static bool any_run(struct rp *r, u64 from, u64 to)
+{
+	(void)to;
+	return r->run.n && from * r->k->sb.region_granules <= BFS_GIDX(r->run.v[r->run.n - 1].addr) + r->run.v[r->run.n - 1].len;
+}
+static bool any_stamp(struct rp *r, u64 from, u64 to) { return (void)r, (void)from, (void)to, false; }
 
 static struct bfs_ptr leaf_obj(struct rp *r, u64 index, struct bfs_ptr old)
 {
@@ -123,8 +137,21 @@ static struct bfs_ptr leaf_region(struct rp *r, u64 index, struct bfs_ptr old)
 }
 
 /* ---- entries ----------------------------------------------------------------------------------- */
+/* entries that stay, by bucket: place of the first of this bucket or a later one */
+static u32 order_at(struct rp *r, u64 bucket)
+{
+	u32 lo = 0, hi = r->norder;
+	while (lo < hi) {
+		u32 m = lo + (hi - lo) / 2;
+		if (r->ent.v[r->order[m]].bucket < bucket) lo = m + 1;
+		else hi = m;
+	}
+	return lo;
+}
+static bool any_hash(struct rp *r, u64 from, u64 to) { return order_at(r, from) < order_at(r, to); }
+
 /* The pages of a bucket hold just the entries that they should, as they should be. */
-static bool bucket_good(struct rp *r, u64 index, struct bfs_ptr old, u32 n)
+static bool bucket_good(struct rp *r, const u32 *in, struct bfs_ptr old, u32 n)
 {
 	u64 was[BFS_PAGE / 8];
 	const struct bfs_bucket *b = (const void *)was;
@@ -136,9 +163,9 @@ static bool bucket_good(struct rp *r, u64 index, struct bfs_ptr old, u32 n)
 			const struct bfs_ent *e = (const void *)(b->heap + b->off[i]);
 			u64 at = fk_page_off(r->k, p.page) + offsetof(struct bfs_bucket, heap) + b->off[i] + sizeof *e;
 			const struct rent *x = NULL;
-			if (b->off[i] % 4 || b->off[i] + sizeof *e + e->len > b->h.aux) return false;
-			for (u32 j = r->bucket_first[index]; j && !x; j = r->bucket_next[j - 1])
-				if (!r->ent.v[j - 1].made && r->ent.v[j - 1].name == at) x = &r->ent.v[j - 1];
+			if (b->off[i] % 4 || b->off[i] + sizeof *e > b->h.aux || b->off[i] + sizeof *e + e->len > b->h.aux) return false;
+			for (u32 j = 0; j < n && !x; j++)
+				if (!r->ent.v[in[j]].made && r->ent.v[in[j]].name == at) x = &r->ent.v[in[j]];
 			if (!x || x->owner != e->owner || x->type != e->type || b->fp[i] != (u16)(x->hash >> 48)) return false;
 			sum += (u32)(sizeof *e + e->len + 3) & ~3u;
 			found++;
@@ -152,10 +179,10 @@ static bool bucket_good(struct rp *r, u64 index, struct bfs_ptr old, u32 n)
 static struct bfs_ptr leaf_hash(struct rp *r, u64 index, struct bfs_ptr old)
 {
 	u64 was[BFS_PAGE / 8];
-	u32 n = 0;
+	u32 first = order_at(r, index), n = order_at(r, index + 1) - first;
+	const u32 *in = r->order + first;
 	if (!old.page) old = (struct bfs_ptr){0};
-	for (u32 j = r->bucket_first[index]; j; j = r->bucket_next[j - 1]) n++;
-	if (bucket_good(r, index, old, n)) {
+	if (bucket_good(r, in, old, n)) {
 		for (struct bfs_ptr p = old; p.page; p = ((const struct bfs_bucket *)was)->more)
 			if (!rp_page(r, p, BFS_PK_HASH, was) || !keep(r, p)) {
 				r->k->err = -EIO; /* it changed under us */
@@ -164,11 +191,10 @@ static struct bfs_ptr leaf_hash(struct rp *r, u64 index, struct bfs_ptr old)
 		return old;
 	}
 	struct bfs_ptr more = {0};
-	u32 j = r->bucket_first[index];
-	while (j && !r->k->err) { /* the chain is made from its end */
+	for (u32 j = 0; j < n && !r->k->err;) { /* the chain is made from its end */
 		struct bfs_bucket b = {.h.kind = BFS_PK_HASH, .more = more};
-		for (; j && b.h.count < BFS_BUCKET_MAX; j = r->bucket_next[j - 1]) {
-			const struct rent *x = &r->ent.v[j - 1];
+		for (; j < n && b.h.count < BFS_BUCKET_MAX; j++) {
+			const struct rent *x = &r->ent.v[in[j]];
 			u32 size = (u32)(sizeof(struct bfs_ent) + x->len + 3) & ~3u;
 			if (b.h.aux + size > BFS_BUCKET_HEAP) break;
 			struct bfs_ent *e = (void *)(b.heap + b.h.aux);
@@ -184,16 +210,24 @@ static struct bfs_ptr leaf_hash(struct rp *r, u64 index, struct bfs_ptr old)
 	return more;
 }
 
-static void by_bucket(struct rp *r)
+static const struct rp *cur; /* for qsort */
+static int by_bucket(const void *p, const void *q)
 {
-	r->bucket_first = calloc(r->k->sb.hash_buckets, sizeof *r->bucket_first);
-	r->bucket_next = calloc(r->ent.n + 1, sizeof *r->bucket_next);
-	if (!r->bucket_first || !r->bucket_next) {
+	const struct rent *a = &cur->ent.v[*(const u32 *)p], *b = &cur->ent.v[*(const u32 *)q];
+	return a->bucket != b->bucket ? (a->bucket < b->bucket ? -1 : 1) : a < b ? -1 : a > b;
+}
+
+static void order(struct rp *r)
+{
+	r->order = malloc((r->ent.n + 1) * sizeof *r->order);
+	if (!r->order) {
 		r->k->err = -ENOMEM;
 		return;
 	}
 	for (u32 i = 0; i < r->ent.n; i++)
-		if (r->ent.v[i].keep) r->bucket_next[i] = r->bucket_first[r->ent.v[i].bucket], r->bucket_first[r->ent.v[i].bucket] = i + 1;
+		if (r->ent.v[i].keep) r->order[r->norder++] = i;
+	cur = r;
+	fk_sort(r->order, r->norder, sizeof *r->order, by_bucket);
 }
 
 /* ---- pages that hang on objects ----------------------------------------------------------------- */
@@ -319,14 +353,14 @@ int rp_write(struct rp *r, struct bfs_ptr *rootp)
 {
 	const struct bfs_super *sb = &r->k->sb;
 	u64 regions = fk_up((sb->max_size_bytes - sb->data_off) / BFS_GRANULE, sb->region_granules);
-	by_bucket(r);
+	order(r);
 	if (r->k->err) return r->k->err;
 	keep_hanging(r);
-	r->root.obj = table(r, r->old.obj, rx_height(sb->inodes / BFS_OBJS), 0, sb->inodes / BFS_OBJS, leaf_obj);
-	r->root.hash = table(r, r->old.hash, rx_height(sb->hash_buckets), 0, sb->hash_buckets, leaf_hash);
+	r->root.obj = table(r, r->old.obj, rx_height(sb->inodes / BFS_OBJS), 0, sb->inodes / BFS_OBJS, leaf_obj, any_obj);
+	r->root.hash = table(r, r->old.hash, rx_height(sb->hash_buckets), 0, sb->hash_buckets, leaf_hash, any_hash);
 	records(r);
-	r->root.region = table(r, r->old.region, rx_height(regions), 0, fk_up(sb->data_granules, sb->region_granules), leaf_region);
-	r->root.stamp = table(r, r->old.stamp, rx_height(fk_up(sb->inodes, BFS_STAMPS)), 0, fk_up(sb->inodes, BFS_STAMPS), leaf_stamp);
+	r->root.region = table(r, r->old.region, rx_height(regions), 0, fk_up(sb->data_granules, sb->region_granules), leaf_region, any_run);
+	r->root.stamp = table(r, r->old.stamp, rx_height(fk_up(sb->inodes, BFS_STAMPS)), 0, fk_up(sb->inodes, BFS_STAMPS), leaf_stamp, any_stamp);
 	if (!r->k->err) map_and_root(r, rootp);
 	return r->k->err;
 }

@@ -393,6 +393,8 @@ B(b_symlink) { OBJ(size, link, = 3); }
 B(b_blob) { OBJ(blob_len, dir, ++); }
 B(b_blob_aux) { struct bfs_obj *o = obj(e, e->dir); struct bfs_blob *p = pg_addr(e->b, o->blob.page); p->h.aux--; good_page(e, p); }
 B(b_blob_loop) { struct bfs_obj *o = obj(e, e->dir); struct bfs_blob *p = pg_addr(e->b, o->blob.page); p->next = o->blob; good_page(e, p); }
+B(b_xattrs) { struct bfs_obj *o = obj(e, e->dir); struct bfs_blob *p = pg_addr(e->b, o->blob.page); p->data[1] = 1; good_page(e, p); }
+B(b_xattr_order) { struct bfs_obj *o = obj(e, e->dir); struct bfs_blob *p = pg_addr(e->b, o->blob.page); p->data[4 + 5] = 'z'; good_page(e, p); }
 B(b_sums_height) { OBJ(sums_height, large, ++); }
 B(b_nsums) { OBJ(nsums, small, = 2); }
 B(b_no_sums) { OBJ(nsums, small, = 0); }
@@ -630,6 +632,8 @@ static const struct {
 	{"symbolic link", b_symlink, "symlink ", false, false},
 	{"length of attributes", b_blob, "blob ", false, false},
 	{"length of a blob page", b_blob_aux, "blob ", false, false},
+	{"list of attributes", b_xattrs, "blob ", false, false},
+	{"order of attributes", b_xattr_order, "blob ", false, false},
 	{"blob in a circle", b_blob_loop, "page-twice page-leak ", false, false},
 	{"height of sums", b_sums_height, "sums page-leak ", false, false},
 	{"number of sums", b_nsums, "sums ", false, false},
@@ -769,6 +773,43 @@ static void close_env(struct env *e)
 {
 	rd_end(&e->r);
 	CHECK(!bfs_detach(e->b, true));
+}
+
+/* ---- random damage ------------------------------------------------------------------------------ */
+/* Bytes anywhere in superblocks, host slots and pages in use, mostly with a checksum made good again.
+ * True: a single change of a page, which its checksum gives away. */
+static __attribute__((unused)) bool wild(u8 *work, const struct bfs_super *sb, const u8 *used)
+{
+	u32 n = 1 + (u32)(rnd() % 8 ? 0 : rnd() % 64);
+	bool must = false;
+	for (u32 k = 0; k < n; k++) {
+		u64 where = rnd() % 16, off, len = 1 + rnd() % (rnd() % 4 ? 8 : 300);
+		u32 page = 0;
+		if (where == 0) off = rnd() % 8192;
+		else if (where < 3) off = sb->host_off + rnd() % (sb->meta_off - sb->host_off);
+		else {
+			do page = 1 + (u32)(rnd() % (sb->meta_pages - 1)); while (!used[page]);
+			off = sb->meta_off + (u64)page * BFS_PAGE + (rnd() % 3 ? rnd() % BFS_PAGE : rnd() % 64);
+		}
+		for (u64 j = 0; j < len; j++) {
+			u8 old = work[off + j];
+			if (page && (off + j - sb->meta_off) / BFS_PAGE != page) break;
+			work[off + j] = rnd() % 3 ? (u8)rnd() : rnd() % 2 ? 0 : 255;
+			if (work[off + j] == old) work[off + j] ^= 1u << rnd() % 8;
+		}
+		if (where == 0) { /* a good checksum again, mostly */
+			if (rnd() % 4) seal_super((void *)(work + off / 4096 * 4096));
+		} else if (where < 3) {
+			u64 in = (off - sb->host_off) % sb->host_stride;
+			if (in < 8192 && rnd() % 2) bfs_line_seal((void *)(work + off / 64 * 64), sb->incarnation, (u32)((off - sb->host_off) / sb->host_stride), (u32)(in / 64));
+		} else if (rnd() % 2) {
+			struct bfs_phead *h = (void *)(work + sb->meta_off + (u64)page * BFS_PAGE);
+			h->csum = bfs_xxh((u8 *)h + 32, BFS_PAGE - 32, sb->incarnation ^ bfs_xxh(h, 24, sb->incarnation));
+		} else {
+			must = true;
+		}
+	}
+	return must && n == 1;
 }
 
 #endif

@@ -88,44 +88,15 @@ static int random_damage(const u8 *good, u8 *work, u64 rounds)
 	for (u64 i = 0; i < rounds; i++) {
 		struct bfs_mem m = mem_of(work, SIZE);
 		u64 s = seed;
-		u32 n = 1 + (u32)(rnd() % 8 ? 0 : rnd() % 64), again = 0;
-		bool must = false;
 		memcpy(work, good, SIZE);
-		for (u32 k = 0; k < n; k++) {
-			u64 where = rnd() % 16, off, len = 1 + rnd() % (rnd() % 4 ? 8 : 300);
-			u32 page = 0;
-			if (where == 0) off = rnd() % 8192;
-			else if (where < 3) off = sb.host_off + rnd() % (sb.meta_off - sb.host_off);
-			else {
-				do page = 1 + (u32)(rnd() % (sb.meta_pages - 1)); while (!used[page]);
-				off = sb.meta_off + (u64)page * BFS_PAGE + (rnd() % 3 ? rnd() % BFS_PAGE : rnd() % 64);
-			}
-			for (u64 j = 0; j < len; j++) {
-				u8 old = work[off + j];
-				if (page && (off + j - sb.meta_off) / BFS_PAGE != page) break;
-				work[off + j] = rnd() % 3 ? (u8)rnd() : rnd() % 2 ? 0 : 255;
-				if (work[off + j] == old) work[off + j] ^= 1u << rnd() % 8;
-			}
-			if (where == 0) { /* a good checksum again, mostly */
-				if (rnd() % 4) seal_super((void *)(work + off / 4096 * 4096));
-			} else if (where < 3) {
-				u64 in = (off - sb.host_off) % sb.host_stride;
-				if (in < 8192 && rnd() % 2) bfs_line_seal((void *)(work + off / 64 * 64), sb.incarnation, (u32)((off - sb.host_off) / sb.host_stride), (u32)(in / 64));
-			} else if (rnd() % 2) {
-				struct bfs_phead *h = (void *)(work + sb.meta_off + (u64)page * BFS_PAGE);
-				h->csum = bfs_xxh((u8 *)h + 32, BFS_PAGE - 32, sb.incarnation ^ bfs_xxh(h, 24, sb.incarnation));
-				again++;
-			} else {
-				must = true;
-			}
-		}
+		bool must = wild(work, &sb, used);
 		double t = now();
 		struct found *f = fsck(&m, i % 4 == 0);
 		t = now() - t;
 		if (t > worst) worst = t;
 		told += f->n > 0;
 		/* several damages may hide each other: one alone has to be told */
-		if (must && n == 1 && !f->n) {
+		if (must && !f->n) {
 			missed++;
 			fprintf(stderr, "damage of a page in use wasn't told; seed %llu\n", (unsigned long long)s);
 		}

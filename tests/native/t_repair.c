@@ -5,12 +5,16 @@
  *   random   one byte of the metadata is changed: checking neither crashes nor hangs, an attachment
  *            shows no byte that wasn't stored, and the repaired pool is clean and misses no more
  *            than what one page can hold
+ *   wild     many bytes at once, with checksums made good again: no crash, no hang, and what is called
+ *            repaired is clean
  *   killed   the repair is cut off behind a store, or in the middle of one: what is there then shows
  *            no wrong byte, and another repair ends with what an undisturbed one ends with
  *
  *   t_repair [--rounds N] [--kills N] [--seed S] [--expected FILE] [--write]   (make the file anew)
- *   t_repair --one NAME    one damage of the corpus, with all that is said */
+ *   t_repair --one NAME    one damage of the corpus, with all that is said
+ *   t_repair --again ROUND,SEED    one of the wild ones, as it was told */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <sys/wait.h>
 #include "t_damage.h"
 
@@ -42,9 +46,9 @@ static bool sum_of(struct bfs *b, const struct bfs_attr *a, u64 *sum, u64 *attrs
 	if (S_ISREG(a->mode)) {
 		u64 fh;
 		if (bfs_open(b, a->ino, O_RDONLY, &fh)) return false;
-		n = a->size <= sizeof buf ? bfs_read(b, fh, 0, buf, sizeof buf) : -1;
+		n = bfs_read(b, fh, 0, buf, sizeof buf);
 		bfs_release(b, fh);
-		if (n != (ssize_t)a->size) return false;
+		if (n != (ssize_t)(a->size < sizeof buf ? a->size : sizeof buf)) return false;
 	} else if (S_ISLNK(a->mode)) {
 		if ((n = bfs_readlink(b, a->ino, buf, sizeof buf)) < 0) return false;
 	}
@@ -60,6 +64,7 @@ static bool sum_of(struct bfs *b, const struct bfs_attr *a, u64 *sum, u64 *attrs
 	return true;
 }
 
+static bool tell; /* what can't be read */
 static void walk(struct bfs *b, u64 dir, const char *path, int depth, struct listing *l)
 {
 	struct bfs_dirent e[64];
@@ -71,6 +76,7 @@ static void walk(struct bfs *b, u64 dir, const char *path, int depth, struct lis
 			u64 sum, attrs;
 			snprintf(p, sizeof p, "%s/%.*s", path, e[i].len, e[i].name);
 			if (bfs_lookup(b, dir, e[i].name, e[i].len, &a) || !sum_of(b, &a, &sum, &attrs)) {
+				if (tell) printf("  %s: %s\n", p, bfs_errmsg());
 				l->errors++;
 				continue;
 			}
@@ -168,6 +174,21 @@ static int repair(struct bfs_mem *m, bool data, struct said *s, struct bfs_fsck_
 	return rc < 0 ? 8 : rc ? 4 : r->problems ? 1 : 0;
 }
 
+/* Nothing here takes long: what does is a loop without end. */
+static char doing[160];
+static void late(int sig)
+{
+	(void)sig;
+	ssize_t n = write(2, doing, strlen(doing));
+	n += write(2, ": took more than 20 s\n", 22);
+	_exit(n ? 3 : 4);
+}
+static void start(const char *what)
+{
+	snprintf(doing, sizeof doing, "%s", what);
+	alarm(20);
+}
+
 static int wrongs;
 static void wrong(const char *what, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static void wrong(const char *what, const char *fmt, ...)
@@ -239,6 +260,7 @@ static void one_line(u8 *work, int i, bool loud, char *out, size_t size)
 	struct pool *p = &pools[breaks[i].crashed];
 	struct listing *before = &p->before;
 	older = breaks[i].crashed ? &pools[0].before : NULL;
+	start(breaks[i].name);
 	memcpy(work, p->image, SIZE);
 	open_env(&e, work);
 	breaks[i].f(&e);
@@ -348,6 +370,7 @@ static void random_bytes(const u8 *good, u8 *work, struct listing *before, const
 		memcpy(work, good, SIZE);
 		u64 off = change_byte(work, sb, used);
 		snprintf(what, sizeof what, "byte 0x%llx, round %llu of seed %llu", (unsigned long long)off, (unsigned long long)i, (unsigned long long)first_seed);
+		start(what);
 		double t = seconds();
 		told += fsck(&m, false)->n > 0;
 		if (take(&m, true, &now)) {
@@ -380,6 +403,39 @@ static void random_bytes(const u8 *good, u8 *work, struct listing *before, const
 	}
 	printf("t_repair: %llu pools with one byte changed, %llu told; of %u names at most %u lost by one, %.2f on average, %.2f put into lost+found; slowest %.3f s; seed %llu; %.1f s\n", (unsigned long long)rounds,
 	       (unsigned long long)told, before->n, most, (double)lost_all / (double)rounds, (double)found_all / (double)rounds, worst, (unsigned long long)first_seed, seconds() - t0);
+}
+
+/* ---- wild ---------------------------------------------------------------------------------------------------- */
+static void wild_bytes(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rounds)
+{
+	u64 code[9] = {0}, first_seed = seed;
+	double t0 = seconds(), worst = 0;
+	static struct said s;
+	for (u64 i = 0; i < rounds; i++) {
+		struct bfs_mem m = mem_of(work, SIZE);
+		char what[80];
+		memcpy(work, pools[i % 2].image, SIZE);
+		snprintf(what, sizeof what, "wild, --again %llu,%llx", (unsigned long long)i, (unsigned long long)seed);
+		start(what);
+		wild(work, sb, used);
+		double t = seconds();
+		int rc = repair(&m, i % 4 == 0, &s, NULL);
+		t = seconds() - t;
+		if (t > worst) worst = t;
+		code[rc]++;
+		if (rc == 4) wrong(what, "problems are left: %s, found: %s", fsck(&m, true)->codes, s.f.codes);
+		if (rc > 1) continue;
+		struct found *f = fsck(&m, true);
+		if (f->n && i % 4 == 0) wrong(what, "not clean after the repair:\n%s", f->text);
+		struct listing now;
+		if (take(&m, false, &now)) {
+			if (now.errors && i % 4 == 0) wrong(what, "%u things can't be read after the repair", now.errors);
+			drop(&now);
+		}
+		if (worst > 20) return wrong(what, "took %.1f s", worst);
+	}
+	printf("t_repair: %llu pools with wild damage: %llu clean, %llu repaired, %llu not, %llu can't be; slowest %.3f s; seed %llu; %.1f s\n", (unsigned long long)rounds, (unsigned long long)code[0], (unsigned long long)code[1],
+	       (unsigned long long)code[4], (unsigned long long)code[8], worst, (unsigned long long)first_seed, seconds() - t0);
 }
 
 /* ---- killed --------------------------------------------------------------------------------------------------- */
@@ -415,6 +471,7 @@ static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rou
 		int d = (int)(rnd() % (sizeof breaks / sizeof *breaks));
 		struct listing *before = &pools[breaks[d].crashed].before;
 		older = breaks[d].crashed ? &pools[0].before : NULL;
+		start("a repair that is to be killed");
 		memcpy(image, pools[breaks[d].crashed].image, SIZE);
 		if (rnd() % 4) {
 			struct env e;
@@ -483,7 +540,7 @@ int main(int argc, char **argv)
 #else
 	u64 rounds = 2000, kills = 200;
 #endif
-	const char *path = "t_repair.expected", *one = NULL;
+	const char *path = "t_repair.expected", *one = NULL, *again = "";
 	bool write_it = false;
 	for (int i = 1; i < argc; i++) {
 		if (i + 1 < argc && !strcmp(argv[i], "--rounds")) rounds = strtoull(argv[++i], NULL, 0);
@@ -491,11 +548,14 @@ int main(int argc, char **argv)
 		else if (i + 1 < argc && !strcmp(argv[i], "--seed")) seed = strtoull(argv[++i], NULL, 0);
 		else if (i + 1 < argc && !strcmp(argv[i], "--expected")) path = argv[++i];
 		else if (i + 1 < argc && !strcmp(argv[i], "--one")) one = argv[++i];
+		else if (i + 1 < argc && !strcmp(argv[i], "--again")) again = argv[++i];
 		else if (!strcmp(argv[i], "--write")) write_it = true;
-		else return fprintf(stderr, "usage: t_repair [--rounds N] [--kills N] [--seed S] [--expected FILE] [--write] | --one NAME\n"), 2;
+		else return fprintf(stderr, "usage: t_repair [--rounds N] [--kills N] [--seed S] [--expected FILE] [--write] | --one NAME | --again ROUND,SEED\n"), 2;
 	}
 	u8 *work = malloc(SIZE);
 	struct bfs_super sb;
+	signal(SIGALRM, late);
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	for (int i = 0; i < 2; i++) {
 		pools[i].image = malloc(SIZE);
 		struct bfs_mem m = mem_of(pools[i].image, SIZE);
@@ -513,10 +573,27 @@ int main(int argc, char **argv)
 			if (!strcmp(breaks[i].name, one)) one_line(work, i, true, line, sizeof line), puts(line);
 		return wrongs != 0;
 	}
-	corpus(work, path, write_it);
 	u8 *used = pages_in_use(good, work, &sb);
+	if (*again) { /* one of wild_bytes, with all that is said */
+		static struct said s = {.loud = true};
+		struct bfs_mem m = mem_of(work, SIZE);
+		unsigned round;
+		unsigned long long x;
+		CHECK(sscanf(again, "%u,%llx", &round, &x) == 2);
+		memcpy(work, pools[round % 2].image, SIZE);
+		seed = x;
+		wild(work, &sb, used);
+		printf("exit %d\n", repair(&m, round % 4 == 0, &s, NULL));
+		printf("%s", fsck(&m, true)->text);
+		struct listing now;
+		tell = true;
+		take(&m, false, &now);
+		return 0;
+	}
+	corpus(work, path, write_it);
 	older = NULL;
 	random_bytes(good, work, &pools[0].before, &sb, used, rounds);
+	wild_bytes(work, &sb, used, rounds / 2);
 	killed(work, &sb, used, kills);
 	for (int i = 0; i < 2; i++) drop(&pools[i].before), free(pools[i].image);
 	free(used), free(work);

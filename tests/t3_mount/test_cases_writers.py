@@ -111,7 +111,8 @@ def test_by_default_the_half_file_is_there_and_marked(mounted_pool: Any, count: 
         data = (top / name).read_bytes()
         assert data == content(name, SIZE)[: len(data)]
         state = os.getxattr(top / name, "user.beluga.state")
-        assert state == (b"sealed" if len(data) == SIZE else b"abandoned")
+        # killed between its last write and its close, it is marked too
+        assert state == b"abandoned" or (state == b"sealed" and len(data) == SIZE)
         if len(data) < SIZE:
             short.append(name)
     assert short

@@ -28,7 +28,6 @@ int fl_new(struct txn *t, u64 ino, const struct extent *e, int n, int flags, u64
 	in->state = BFS_ST_NEW, in->cls = o->cls, in->version = o->version, in->flags = o->flags;
 	in->created_here = true;
 	atomic_store(&in->granules, fg);
-	atomic_store(&in->tree_mtime, o->mtime_ns);
 	/* in the table before the object can be seen: an unlink finds it open */
 	in_insert_new(b, in);
 	in_batch_mark(b, in);

@@ -309,7 +309,7 @@ void fl_txn_end(struct bfs *b, bool committed)
 
 /* ---- attributes, places ------------------------------------------------------------------------------ */
 /* Size and times of a file that is being written here are the inode's.  utimes(2) goes to
- * the tree: it counts where it came after the last write (cp -p, tar). */
+ * the tree, and takes the time of the last write away (bfs_setattr). */
 void in_overlay_attr(struct bfs *b, struct bfs_attr *a)
 {
 	if ((a->state != BFS_ST_NEW && a->state != BFS_ST_DIRTY) || !atomic_load_explicit(&b->nwriting, memory_order_acquire)) return;
@@ -318,10 +318,33 @@ void in_overlay_attr(struct bfs *b, struct bfs_attr *a)
 	if (in && !in->gone && (a->state == BFS_ST_NEW || a->state == BFS_ST_DIRTY) && a->owner == b->slot + 1) {
 		i64 w = atomic_load(&in->wtime);
 		a->size = atomic_load(&in->size);
-		if (w && !(a->mtime_ns != atomic_load(&in->tree_mtime) && a->ctime_ns >= w)) a->mtime_ns = w;
+		if (w) a->mtime_ns = w;
 		if (w > a->ctime_ns) a->ctime_ns = w;
 	}
 	unlk(b, &b->ilock);
+}
+
+/* utimes(2), in its transaction: what was written so far doesn't change the mtime any more.
+ * true: something has been. */
+bool in_time_set(struct bfs *b, u64 ino)
+{
+	lk(b, &b->ilock);
+	struct bfs_inode *in = in_find(b, ino);
+	bool written = in && atomic_exchange(&in->wtime, 0);
+	unlk(b, &b->ilock);
+	return written;
+}
+
+/* Behind it: nor may the row say so after a crash. */
+void in_time_row(struct bfs *b, u64 ino)
+{
+	struct bfs_inode *in;
+	if (in_batch(b) || in_get(b, ino, false, &in)) return;
+	if (!in_lock(b, in, true)) {
+		if (in->rowst != BFS_ROW_FREE) rw_put(b, in, in->rowst);
+		in_unlock(b, in);
+	}
+	in_put(b, in, false);
 }
 
 int bfs_extents(struct bfs *b, u64 ino, struct bfs_extent *e, int max)

@@ -300,7 +300,6 @@ struct bfs_inode {
 	int row;                /* index in the host's table, -1 none */
 	_Atomic(u64) size, granules;
 	_Atomic(i64) wtime;     /* last write, 0: none since the load */
-	_Atomic(i64) tree_mtime;/* of the object as loaded: another one was set by setattr */
 	struct bfs_extent *ext; /* what this host reads: sorted, no overlaps; overlay pieces are one to one with the
 				 * overlay's records (addr 0: hole that hides base).  Under lock, and ilock to change. */
 	int next_ext, ext_cap;  /* count */
@@ -317,7 +316,6 @@ struct bfs_inode {
 	_Atomic(u64) dirty_nlo, dirty_hi; /* bytes stored and not flushed: from ~nlo to hi */
 	struct bfs_extent *new_ext; /* map as the seal under way makes it */
 	int nnew_ext;
-	i64 seal_mtime;         /* what the seal has put into the tree */
 	u8 seal_flags;
 	bool unverified;        /* this seal can't vouch for the content */
 	bool killed;            /* its writer was: never sealed */
@@ -328,6 +326,8 @@ struct bfs_handle { _Atomic(u64) id; struct bfs_inode *in; int flags; u32 next_f
 
 struct bfs_inode *in_find(struct bfs *b, u64 ino);             /* not counted; under ilock */
 bool in_is_open(struct bfs *b, u64 ino);
+bool in_time_set(struct bfs *b, u64 ino);
+void in_time_row(struct bfs *b, u64 ino);
 int in_attach(struct bfs *b);
 void in_detach(struct bfs *b);
 void in_overlay_attr(struct bfs *b, struct bfs_attr *a);       /* size and times of open files */

@@ -191,7 +191,6 @@ int in_load(struct view *v, const struct bfs_obj *o, struct bfs_inode *in)
 	in->base_size = o->size;
 	atomic_store(&in->size, o->size);
 	atomic_store(&in->granules, o->granules);
-	atomic_store(&in->tree_mtime, o->mtime_ns);
 	atomic_store(&in->wtime, 0);
 	if (!b->m->coherent) {
 		xfree(b, in->seen);

@@ -145,6 +145,7 @@ int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64
 {
 	struct txn *t;
 	int rc = 0;
+	bool written = false;
 	if (is_syn(ino)) return bfs_fail(b, -EPERM, "this directory is made up from the keys below it");
 	if (mask & BFS_SET_SIZE) {
 		struct bfs_attr a;
@@ -161,7 +162,7 @@ int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64
 		if (mask & BFS_SET_UID) o->uid = in->uid;
 		if (mask & BFS_SET_GID) o->gid = in->gid;
 		if (mask & BFS_SET_ATIME) o->atime_ns = in->atime_ns;
-		if (mask & BFS_SET_MTIME) o->mtime_ns = in->mtime_ns;
+		if (mask & BFS_SET_MTIME) o->mtime_ns = in->mtime_ns, written = in_time_set(b, ino);
 		o->ctime_ns = mask & BFS_SET_CTIME ? in->ctime_ns : (i64)now_ns(b);
 		o->flags &= (u8)~BFS_OF_EMPTIED;
 		if (out) ob_attr(o, out);
@@ -169,6 +170,7 @@ int bfs_setattr(struct bfs *b, u64 ino, u32 mask, const struct bfs_attr *in, u64
 		rc = t->poison;
 	}
 	rc = op_end(b, t, rc);
+	if (!rc && written) in_time_row(b, ino);
 	if (!rc && out && S_ISREG(out->mode)) in_overlay_attr(b, out);
 	return rc;
 }

@@ -205,7 +205,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	if (in->unverified) o->flags |= BFS_OF_UNVERIFIED;
 	else o->flags &= (u8)~BFS_OF_UNVERIFIED;
 	if ((rc = set_sums(t, o, in->new_sums, in->nnew_sums))) return rc;
-	if (w && !(o->mtime_ns != atomic_load(&in->tree_mtime) && o->ctime_ns >= w)) o->mtime_ns = w; /* see in_overlay_attr */
+	if (w) o->mtime_ns = w;
 	if (w > o->ctime_ns) o->ctime_ns = w;
 	o->size = size;
 	o->version++;
@@ -219,7 +219,6 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	set_guess(t, o, size);
 	t->root->seals++;
 	ev_admit(b, o->slot, false);
-	in->seal_mtime = o->mtime_ns;
 	in->seal_flags = o->flags;
 	return t->poison;
 }
@@ -246,7 +245,6 @@ void sl_done(struct bfs *b, struct bfs_inode *in)
 	in->flags = in->seal_flags, in->unverified = false;
 	in->base_size = size;
 	atomic_store(&in->granules, gran);
-	atomic_store(&in->tree_mtime, in->seal_mtime);
 	atomic_store(&in->wtime, 0);
 	in->dirty = false;
 	in->scratch = 0;

@@ -3,6 +3,7 @@ users, times, limits, locks between processes, what libfuse leaves to the daemon
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -230,6 +231,36 @@ def test_truncating_to_the_same_size_changes_times(top: Path, descriptors: list[
         os.utime(path, ns=(5, 5))
         call()
         assert path.stat().st_mtime_ns > 10**18
+
+
+@pytest.mark.parametrize("end", ["close", "kill -9"])
+def test_utimes_while_a_file_is_being_written(mounted_pool: Any, top: Path, end: str) -> None:
+    """It holds until the next write, whatever else changes, and also where it sets what was."""
+    path = top / "f"
+    path.write_bytes(b"x")
+    os.utime(path, ns=(5, 5))
+    with open(path, "r+b", buffering=0) as file:
+
+        def mtime_ns(call: Callable[[], object]) -> int:
+            call()
+            return os.stat(path).st_mtime_ns
+
+        assert mtime_ns(lambda: file.write(b"y")) > 10**18
+        assert mtime_ns(lambda: os.utime(path, ns=(5, 5))) == 5
+        assert mtime_ns(lambda: os.chmod(path, 0o600)) == 5
+        written_ns = mtime_ns(lambda: file.write(b"z"))
+        assert written_ns > 10**18
+        assert mtime_ns(lambda: os.link(path, top / "g")) == written_ns
+        assert mtime_ns(lambda: os.setxattr(path, "user.a", b"")) == written_ns
+        assert mtime_ns(lambda: os.fsync(file.fileno())) == written_ns
+        assert mtime_ns(lambda: os.utime(path, ns=(7, 7))) == 7
+        if end == "kill -9":
+            mounted_pool.kill9()
+            with contextlib.suppress(OSError):
+                file.close()
+            mounted_pool.mount()
+    assert path.read_bytes() == b"yz"
+    assert os.stat(path).st_mtime_ns == 7
 
 
 def test_closing_a_new_file_leaves_the_directory_alone(top: Path) -> None:

@@ -188,6 +188,10 @@ static void check_hosts(struct ck *k)
 			any = true;
 		}
 		if (st[BFS_L_IDENT] > 0) k->mount[s] = (u8)l[BFS_L_IDENT].w[4];
+		for (int i = 0; i < 2; i++) {
+			u32 c = i ? BFS_L_CLAIM_B : BFS_L_CLAIM;
+			if (st[c] > 0 && l[c].w[0] > UINT32_MAX - 2 * BFS_HOSTS_MAX) fk_bad(k, "terms", "host slot %u: line %u (claim) has term %llu, which leaves none above it: nobody can take the lead", s, c, (ull)l[c].w[0]);
+		}
 		u64 seq = 0;
 		for (int i = 0; i < 2; i++) {
 			u32 g = i ? BFS_L_GRANT_B : BFS_L_GRANT;

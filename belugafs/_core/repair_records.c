@@ -202,6 +202,7 @@ static void free_slots(struct rp *r)
 void rp_records(struct rp *r)
 {
 	struct bfs_root *n = &r->root;
+	struct txn count = {.root = n}; /* the rule of what counts as what is object.c's */
 	u64 cookie = n->next_cookie;
 	*n = r->old;
 	n->next_cookie = cookie;
@@ -224,12 +225,8 @@ void rp_records(struct rp *r)
 		struct rslot *s = &r->s[i];
 		const struct bfs_obj *o = &s->o;
 		if (!s->used || s->drop) continue;
-		n->slots_used++;
+		ob_count(&count, o, 1);
 		if (!S_ISREG(o->mode)) continue;
-		if (o->state != BFS_ST_SEALED) n->nunsealed++;
-		else if (o->cls == BFS_CLS_BLOCK) n->nblocks++;
-		else n->nordinary++;
-		if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED)) n->blocks_granules += o->granules;
 		if (o->state == BFS_ST_NEW || o->state == BFS_ST_DIRTY) want(r, KEY(BFS_T(BFS_T_OPEN, o->owner - 1u), i, 0), ob_ino(o), o->version);
 		u64 kind = BFS_T(BFS_T_EXT, i);
 		for (size_t j = rp_find(r, KEY(kind, 0, 0)); j < r->rec.n && r->rec.v[j].k.a == kind; j++)

@@ -719,7 +719,7 @@ static const struct {
 	{"line of the registration", b_ident, "", false, false},
 	{"newest root line", b_root_newest, "", false, false},
 	{"both claims", b_claims, "", false, false},
-	{"highest claim there can be", b_claim_high, "count-slots ", false, false},
+	{"highest claim there can be", b_claim_high, "terms count-slots ", false, false},
 	{"highest root there can be", b_root_high, "*", false, false},
 	{"row", b_row, "row-damaged ", false, false},
 	{"crash: list of files being written: inode", b_open_ino, "*", false, true},

@@ -7,8 +7,9 @@
  *            than what one page can hold
  *   wild     many bytes at once, with checksums made good again: no crash, no hang, and what is called
  *            repaired is clean
- *   killed   the repair is cut off behind a store, or in the middle of one: what is there then shows
- *            no wrong byte, and another repair ends with what an undisturbed one ends with
+ *   killed   the repair is cut off behind a store, or in the middle of one, or its host crashes, and any
+ *            part of what wasn't fenced is lost; another repair ends with what an undisturbed one
+ *            ends with
  *
  *   t_repair [--rounds N] [--kills N] [--seed S] [--expected FILE] [--write]   (make the file anew)
  *   t_repair --one NAME    one damage of the corpus, with all that is said
@@ -455,14 +456,58 @@ static void count(void *dst, const void *src, size_t n)
 static void k_store(struct bfs_mem *m, void *d, const void *s, size_t n) { (void)m, count(d, s, n); }
 static int k_in(struct bfs_mem *m, void *d, const void *s, size_t n) { (void)m, count(d, s, n); return 0; }
 
+/* The host crashes: what was stored and not fenced since may have arrived, line by line, or not. */
+static u8 *durable; /* the pool; the process works on a copy of its own */
+static u8 *in_flight; /* by line: 1 stored, 2 flushed or stored around the cache */
+static u32 flying[SIZE / BFS_LINE], nflying; /* those lines */
+static void c_line(struct bfs_mem *m, const void *p, size_t n, u8 to)
+{
+	size_t a = (size_t)((const u8 *)p - m->base) / BFS_LINE, e = ((size_t)((const u8 *)p - m->base) + n + BFS_LINE - 1) / BFS_LINE;
+	for (; a < e; a++) {
+		if (to != 1 && !in_flight[a]) continue;
+		if (!in_flight[a]) flying[nflying++] = (u32)a;
+		in_flight[a] = to;
+	}
+}
+static void c_arrive(struct bfs_mem *m, size_t line) { memcpy(durable + line * BFS_LINE, m->base + line * BFS_LINE, BFS_LINE); }
+static void c_step(struct bfs_mem *m)
+{
+	stores++;
+	if (!left || --left) return;
+	for (u32 i = 0; i < nflying; i++)
+		if (rnd() % 2) c_arrive(m, flying[i]);
+	_exit(0);
+}
+static void c_store(struct bfs_mem *m, void *d, const void *s, size_t n) { memcpy(d, s, n), c_line(m, d, n, 1), c_line(m, d, n, 2), c_step(m); }
+static int c_in(struct bfs_mem *m, void *d, const void *s, size_t n) { memcpy(d, s, n), c_line(m, d, n, 1), c_step(m); return 0; }
+static void c_flush(struct bfs_mem *m, const void *p, size_t n) { c_line(m, p, n, 2), c_step(m); }
+static void c_fence(struct bfs_mem *m)
+{
+	u32 n = 0;
+	for (u32 i = 0; i < nflying; i++) {
+		if (in_flight[flying[i]] == 2) c_arrive(m, flying[i]), in_flight[flying[i]] = 0;
+		else flying[n++] = flying[i];
+	}
+	nflying = n;
+	c_step(m);
+}
+static void c_none(struct bfs_mem *m, const void *p, size_t n) { (void)m, (void)p, (void)n; }
+static void crash_ops(struct bfs_mem *m)
+{
+	ops.store = c_store, ops.copy_in = c_in, ops.flush = c_flush, ops.fence = c_fence, ops.inval = c_none;
+	m->coherent = false;
+}
+
 static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rounds)
 {
 	u8 *shared = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *image = malloc(SIZE);
 	u64 done = 0, first_seed = seed, over = 0;
 	double t0 = seconds();
 	static struct said s;
-	CHECK(shared != MAP_FAILED && image);
-	for (u64 i = 0; done < rounds; i++) {
+	u8 *copy = malloc(SIZE);
+	in_flight = calloc(1, SIZE / BFS_LINE);
+	CHECK(shared != MAP_FAILED && image && copy && in_flight);
+	for (u64 i = 0; done < rounds && i < 20 * rounds + 100; i++) {
 		struct listing want, now;
 		struct bfs_mem m;
 		char what[120];
@@ -482,10 +527,16 @@ static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rou
 		if (rnd() % 2) change_byte(image, sb, used);
 		memcpy(work, image, SIZE);
 		m = mem_of(work, SIZE);
-		ops.store = k_store, ops.copy_in = k_in;
+		bool host = rnd() % 2;
+		durable = copy;
+		if (host) crash_ops(&m);
+		else ops.store = k_store, ops.copy_in = k_in;
 		stores = left = 0;
+		memset(in_flight, 0, SIZE / BFS_LINE), nflying = 0;
 		if (repair(&m, true, &s, NULL) != 1) continue; /* nothing to repair, or nothing that can be */
 		u64 total = stores;
+		if (host && memchr(in_flight, 1, SIZE / BFS_LINE)) wrong(breaks[d].name, "something was stored and not flushed");
+		if (host && memchr(in_flight, 2, SIZE / BFS_LINE)) wrong(breaks[d].name, "something was flushed and not fenced");
 		ops = bfs_ops_coherent;
 		m = mem_of(work, SIZE);
 		if (!total) continue;
@@ -498,12 +549,16 @@ static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rou
 			memcpy(shared, image, SIZE);
 			for (int cut = 0; cut < 1 + twice; cut++) {
 				left = 1 + rnd() % total, torn = rnd() % 2;
-				snprintf(what, sizeof what, "%s, killed at store %llu of %llu, round %llu of seed %llu", breaks[d].name, (unsigned long long)left, (unsigned long long)total, (unsigned long long)i, (unsigned long long)first_seed);
+				snprintf(what, sizeof what, "%s, %s at store %llu of %llu, round %llu of seed %llu", breaks[d].name, host ? "crashed" : "killed", (unsigned long long)left, (unsigned long long)total, (unsigned long long)i, (unsigned long long)first_seed);
+				durable = shared;
 				pid_t pid = fork();
 				CHECK(pid >= 0);
 				if (!pid) {
-					m = mem_of(shared, SIZE);
-					ops.store = k_store, ops.copy_in = k_in;
+					seed ^= left * 0x9E3779B97F4A7C15ull; /* of what arrives; the parent's goes on as it was */
+					if (host) memcpy(work, shared, SIZE), memset(in_flight, 0, SIZE / BFS_LINE), nflying = 0;
+					m = mem_of(host ? work : shared, SIZE);
+					if (host) crash_ops(&m);
+					else ops.store = k_store, ops.copy_in = k_in;
 					repair(&m, true, &s, NULL);
 					_exit(1);
 				}
@@ -529,7 +584,8 @@ static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rou
 		drop(&want);
 	}
 	munmap(shared, SIZE);
-	free(image);
+	free(image), free(copy), free(in_flight);
+	if (done < rounds) wrong("killed", "only %llu repairs had something to do", (unsigned long long)done);
 	printf("t_repair: %llu repairs killed, %llu of them were done before; seed %llu; %.1f s\n", (unsigned long long)done, (unsigned long long)over, (unsigned long long)first_seed, seconds() - t0);
 }
 

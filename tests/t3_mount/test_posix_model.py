@@ -234,6 +234,8 @@ class BothSides(RuleBasedStateMachine):
 
     @rule(path=path_s, size=offset_s)
     def truncate(self, path: str, size: int) -> None:
+        if size == 0 and outcome(lambda: os.stat(f"{self.tops[1]}/{path}").st_size) == 0:
+            return  # tmpfs, other than ext4, then leaves the times alone
         self.both(lambda top: os.truncate(f"{top}/{path}", size))
 
     # ---- open files ----
@@ -432,9 +434,9 @@ def compare_files(ours: str, theirs: str, size_bytes: int) -> None:
 
 
 # Long enough for a failure to be made small; without one, the first takes 20 s.
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("unmounted_pool", [1 << 30], indirect=True)
-@pytest.mark.parametrize("examples", [40, pytest.param(600, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.heavy)])
 def test_a_mount_does_what_tmpfs_does(mounted_pool: Any, pool_dir: Path, examples: int) -> None:
     """Afterwards all of it is still there after a remount."""
     mount: Path = mounted_pool.path

@@ -14,6 +14,7 @@ static u8 flags_of(const struct bfs_obj *o)
 {
 	u8 may = BFS_OF_NOSUM | BFS_OF_UNVERIFIED | BFS_OF_PUBLISHED;
 	if (S_ISDIR(o->mode)) may |= BFS_OF_NSBLOCK | BFS_OF_EMPTIED;
+	if (S_ISREG(o->mode)) may |= BFS_OF_FORMING;
 	if (S_ISDIR(o->mode) || S_ISREG(o->mode)) may |= BFS_OF_PINNED | BFS_OF_PINNED_SOFT;
 	if (o->flags & BFS_OF_PINNED) may &= (u8)~BFS_OF_PINNED_SOFT;
 	return o->flags & may;

@@ -154,20 +154,22 @@ void in_set_state(struct bfs *b, struct bfs_inode *in, u8 state)
 }
 
 /* An inode of the table that stands for o.  Own unsealed ones are ahead of the tree, as are
- * those with a seal under way or in doubt. */
-static struct bfs_inode *present(struct bfs *b, u64 ino, u32 version)
+ * those with a seal under way or in doubt.  Only a file whose create got lost with the lead isn't: its
+ * number is another host's file in the history that counts, and whoever makes it hasn't heard yet. */
+static struct bfs_inode *present(struct bfs *b, u64 ino, const struct bfs_obj *o)
 {
 	struct bfs_inode *x = in_find(b, ino);
-	if (!x || x->gone || x->sealing || x->frozen || x->reload || x->state != BFS_ST_SEALED || x->version >= version) return x;
+	if (!x || x->sealing || x->frozen || x->reload) return x;
+	if (x->state == BFS_ST_NEW ? o->owner == b->slot + 1 : x->gone || x->state != BFS_ST_SEALED || x->version >= o->version) return x;
 	x->stale = true; /* sealed by another host: who has it open keeps what he has */
 	return NULL;
 }
 
 /* A reference to what is in the table; else fresh, if given, goes into it.  *out NULL: nothing there. */
-static int join_table(struct bfs *b, u64 ino, u32 version, bool write, struct bfs_inode *fresh, struct bfs_inode **out)
+static int join_table(struct bfs *b, u64 ino, const struct bfs_obj *o, bool write, struct bfs_inode *fresh, struct bfs_inode **out)
 {
 	lk(b, &b->ilock);
-	struct bfs_inode *x = evicting(b, ino) ? NULL : present(b, ino, version);
+	struct bfs_inode *x = evicting(b, ino) ? NULL : present(b, ino, o);
 	int rc = evicting(b, ino) || (x && x->dying) ? -ENOENT : 0;
 	if (!rc && !x && fresh) insert(b, x = fresh);
 	if (!rc && x) x->opens++, x->writers += write, x->uses++;
@@ -231,13 +233,13 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 		in = *out = NULL;
 		const struct bfs_obj *o = ob_get(&r.v, ino, &rc);
 		if (o) rc = may_open(b, o, write);
-		if (!rc) rc = join_table(b, ino, o->version, write, NULL, out);
+		if (!rc) rc = join_table(b, ino, o, write, NULL, out);
 		if (!rc && !*out) {
 			if (!(in = in_alloc(b, ino))) rc = -ENOMEM;
 			if (!rc) rc = in_load(&r.v, o, in);
 			/* unsealed ones stand in the table, unless this look is an old one or a crash left them */
 			if (!rc && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY)) rc = tries < 7 ? -ESTALE : bfs_fail(b, -EBUSY, "object %llu was being written when this host crashed, and isn't recovered yet", (unsigned long long)ino);
-			if (!rc) rc = join_table(b, ino, o->version, write, in, out);
+			if (!rc) rc = join_table(b, ino, o, write, in, out);
 			if (*out != in) in_destroy(b, in);
 		}
 		rd_end(&r);

@@ -44,6 +44,7 @@ bool mp_is_overlay(const struct bfs_inode *in, u64 fg, u64 end); /* all of it is
 int in_load(struct view *v, const struct bfs_obj *o, struct bfs_inode *in);
 /* under lock: the tree again; what isn't sealed keeps its size.  v: the newest */
 int in_reload(struct view *v, struct bfs_inode *in);
+int in_check(struct bfs *b, struct bfs_inode *in);   /* announced; is it still so in the newest root? */
 
 /* file_read.c --------------------------------------------------------------------- */
 int fl_medium(struct bfs *b, struct bfs_inode *in, u64 addr, u64 len, int rc); /* rc, with a text; the granule is noted as bad */
@@ -107,6 +108,7 @@ int rw_by_ino(const void *p, const void *q);                             /* orde
 /* seal.c -------------------------------------------------------------------------- */
 /* under lock: after -EAGAIN, batches dropped, seals in doubt: what is true now.  -ESTALE: gone */
 int sl_settle(struct bfs *b, struct bfs_inode *in);
+void sl_learn(struct bfs *b, struct bfs_inode *in); /* a seal in doubt: did it happen, as far as this host has heard? */
 int sl_back_to_base(struct txn *t, u64 ino, u8 as); /* an unsealed object: its overlay goes, sealed as it was */
 int sl_obj_to_base(struct txn *t, struct bfs_obj *o, u8 as);
 int sl_make_sums(struct bfs *b, struct bfs_inode *in, bool bad); /* of the seal to come; bad: the content is what a crash left */

@@ -202,7 +202,7 @@ static int may_open(struct bfs *b, const struct bfs_obj *o, bool write)
 }
 
 /* The other half of rule 16: in the table, thus announced; is it still so in the newest root? */
-static int check(struct bfs *b, struct bfs_inode *in)
+int in_check(struct bfs *b, struct bfs_inode *in)
 {
 	struct rd r;
 	int rc;
@@ -245,7 +245,8 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 		rd_end(&r);
 		if (rc == -ESTALE && in) continue;
 		if (rc) return rc;
-		if (!(rc = check(b, *out))) return 0;
+		if ((*out)->frozen) sl_learn(b, *out);
+		if (!(rc = in_check(b, *out))) return 0;
 		lk(b, &b->ilock);
 		drop_ref(b, *out, write);
 		if (rc != -ESTALE) return rc;

@@ -64,6 +64,31 @@ static int unlinked(struct bfs *b, struct bfs_inode *in, bool strict)
 	return rc;
 }
 
+/* A seal in doubt is settled by whoever leads.  A host that can't, since another one does, learns from what
+ * it adopts: a root that is adopted is in all that come later, and the version that the seal
+ * makes, or a later one, is there only if it happened.  Not knowing it, this host would go on showing
+ * what others have long replaced.  The extents are new to it: announced, then checked (rule 16).  Under the lock. */
+static void learn(struct bfs *b, struct bfs_inode *in)
+{
+	struct rd r;
+	int rc;
+	if (!in->frozen || in->sealing || in->reload || rd_begin(b, &r)) return;
+	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
+	bool known = o && o->owner != b->slot + 1 && o->version > in->version && !in_reload(&r.v, in);
+	rd_end(&r);
+	if (!known) return;
+	defer(b, in, false);
+	atomic_store(&in->checked, false);
+	in_check(b, in);
+}
+
+void sl_learn(struct bfs *b, struct bfs_inode *in)
+{
+	if (in_batch(b) || in_lock(b, in, true)) return;
+	learn(b, in);
+	in_unlock(b, in);
+}
+
 static int seal_once(struct bfs *b, struct bfs_inode *in)
 {
 	struct txn *t;
@@ -86,7 +111,7 @@ static int seal_once(struct bfs *b, struct bfs_inode *in)
 static int flush(struct bfs *b, struct bfs_inode *in, bool wait)
 {
 	int rc = sl_settle(b, in);
-	if ((rc == -EAGAIN || rc == -EBUSY) && in->deferred) return 0; /* still promised by the row */
+	if ((rc == -EAGAIN || rc == -EBUSY) && in->deferred) return learn(b, in), 0; /* still promised by the row */
 	if (rc) return in->gone || in->stale ? 0 : rc;
 	if (in->state != BFS_ST_NEW && in->state != BFS_ST_DIRTY) {
 		defer(b, in, false);

@@ -112,7 +112,7 @@ static const struct mutant mutants[] = {
 	{MUT_GRANT_UNCONFIRMED, "grant-unconfirmed", NULL, NULL},
 	{MUT_STAND_DOWN_NO_FLUSH, "stand-down-no-flush", NULL, NULL},
 	{MUT_PAGES_NO_FLUSH, "pages-no-flush", NULL, NULL},
-	{MUT_PIN_NO_FENCE, "pin-no-fence", NULL, NULL},
+	{MUT_PIN_NO_FENCE, "pin-no-fence", NULL, "each fresh read that follows fences as well: seen in 1 of 10,000 to 40,000 runs of former schedules, not in 60,000 of this one"},
 	{MUT_PIN_NO_VALIDATE, "pin-no-validate", NULL, NULL},
 	{MUT_PIN_SCAN_STALE, "pin-scan-stale", NULL, NULL},
 	{MUT_NO_PIN_SCAN, "no-pin-scan", NULL, NULL},

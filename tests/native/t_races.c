@@ -108,11 +108,13 @@ static void must(int rc, const char *what)
 {
 	if (rc < 0) die("%s: %s", what, strerror(-rc));
 }
-static void attach(int i, bool follower)
+static int try_attach(int i, bool follower)
 {
 	struct bfs_opts o = {.uuid = {1 + (u64)i}, .boot = 1, .slot = i, .follower = follower, .evict_none = true};
-	must(bfs_attach(&host[i].mem, &o, &host[i].b), "attach");
+	host[i].b = NULL;
+	return bfs_attach(&host[i].mem, &o, &host[i].b);
 }
+static void attach(int i, bool follower) { must(try_attach(i, follower), "attach"); }
 /* the pool as the image has it, nobody attached */
 static void restart(void)
 {
@@ -142,7 +144,7 @@ static void keep_image(void)
 /* ---- two hosts that take the lead from each other ------------------------------------------- */
 /* What each acknowledged, by name; a name that isn't may be there or not. */
 static bool acked[26];
-static int script; /* digits in base 3, lowest first: 1 make a directory, 2 claim */
+static const char *script; /* d make a directory, c claim, r the process is killed and starts again */
 static void make(struct host *h, char c)
 {
 	struct bfs_attr a;
@@ -153,9 +155,10 @@ static void play(void)
 	struct host *h = &host[0];
 	if (setjmp(h->out)) return;
 	char c = 'd';
-	for (int s = script; s; s /= 3)
-		if (s % 3 == 1) make(h, c++);
-		else if (s % 3 == 2) bfs_claim(h->b);
+	for (const char *s = script; *s; s++)
+		if (*s == 'd') make(h, c++);
+		else if (*s == 'c') bfs_claim(h->b);
+		else if (try_attach(0, false)) return;
 }
 /* host 0 leads, or has lost the lead to host 1 before */
 static void before(bool led)
@@ -181,7 +184,7 @@ static void afterwards(u64 at, u64 store, int manner)
 		char c = (char)('a' + i);
 		int rc = bfs_lookup(host[2].b, 1, &c, 1, &a);
 		if (rc && (rc != -ENOENT || acked[i]))
-			die("claim: directory %c is gone (%s): host 1 interrupted at step %llu, script %d, host 0 fell over at store %llu, %s", c, strerror(-rc), (unsigned long long)at, script, (unsigned long long)store, manner == HALF ? "half" : "whole");
+			die("claim: directory %c is gone (%s): host 1 interrupted at step %llu, script %s, host 0 fell over at store %llu, %s", c, strerror(-rc), (unsigned long long)at, script, (unsigned long long)store, manner == HALF ? "half" : "whole");
 	}
 }
 static void taking_over(void)
@@ -191,7 +194,7 @@ static void taking_over(void)
 }
 static void t_claim(void)
 {
-	static const int scripts[] = {1, 2, 1 + 3 * 2, 1 + 3 * 1 + 9 * 2, 1 + 3 * 2 + 9 * 1, 2 + 3 * 1, 2 + 3 * 1 + 9 * 1};
+	static const char *const scripts[] = {"d", "c", "dc", "ddc", "dcd", "cd", "cdd", "r", "dcr", "dcdr"};
 	new_pool();
 	keep_image();
 	for (int led = 0; led < 2; led++)
@@ -209,7 +212,8 @@ static void t_claim(void)
 						taking_over();
 						if (!store) {
 							stores = host[0].stores;
-							make(&host[0], 'x'), make(&host[1], 'y'); /* all are alive */
+							if (host[0].b) make(&host[0], 'x'); /* all are alive */
+							make(&host[1], 'y');
 						}
 						afterwards(at, store, manner);
 						if (!store) break;
@@ -343,7 +347,7 @@ static bool wanted(const char *name, int argc, char **argv)
 int bfs_mutant;
 static const struct { int id; const char *name, *test; } mutants[] = {
 #define M(x, test) {x, #x, test}
-	M(MUT_NO_PREPUBLISH_CHECK, "claim"), M(MUT_ONE_ROOT_LINE, "claim"), M(MUT_ROOTS_BEFORE_CLAIM, "claim"),
+	M(MUT_NO_PREPUBLISH_CHECK, "claim"), M(MUT_ONE_CLAIM_LINE, "claim"), M(MUT_ONE_ROOT_LINE, "claim"), M(MUT_ROOTS_BEFORE_CLAIM, "claim"),
 	M(MUT_SCAN_BEFORE_APPLY, "scan"), M(MUT_HELD_NO_SCAN_NUMBER, "held"),
 #undef M
 };

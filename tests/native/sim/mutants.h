@@ -139,7 +139,7 @@ static const struct mutant mutants[] = {
 	{MUT_NO_PAGE_CHECK, "no-page-check", bad_media, NULL},
 	{MUT_NO_SUM_CHECK, "no-sum-check", NULL, NULL},
 	{MUT_MAP_BIT_EARLY, "map-bit-early", NULL, NULL},
-	{MUT_ONE_CLAIM_LINE, "one-claim-line", duels, NULL},
+	{MUT_ONE_CLAIM_LINE, "one-claim-line", NULL, "seen by t_races, which restarts a leader at each step of the other one's claim"},
 	{MUT_ONE_GRANT_LINE, "one-grant-line", NULL, NULL},
 	{MUT_NO_DATA_GRANT, "no-data-grant", NULL, NULL},
 	{MUT_DATA_GRANT_IGNORED, "data-grant-ignored", NULL, NULL},

@@ -11,7 +11,7 @@ SETUP_STAMP := $(VENV)/.belugafs-setup
 BUILD_STAMP := $(VENV)/.belugafs-build
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system venv wrappers build werror demo test test-heavy lint format \
+.PHONY: help setup system venv wrappers build werror demo test test-heavy test-full-size lint format \
         asan tsan sim vllm-venv engines-venv clean distclean uninstall
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make demo        make a pool in memory, mount it, share a KV cache between two processes"
 	@echo "make test        the tests, some minutes        (ARGS='-k name' passes on to pytest)"
 	@echo "make test-heavy  the long tests: vLLM and other engines on a mount"
+	@echo "make test-full-size  a million names, minutes of races: an hour, not part of CI"
 	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"
 	@echo "make build       rebuild the C core             (make werror: with -Werror, aside)"
 	@echo "make asan|tsan|sim   the C core under sanitizers; the protocol simulator"
@@ -64,10 +65,13 @@ demo: setup
 	$(VENV)/bin/belugafs demo $(ARGS)
 
 test: setup
-	$(PY) -m pytest -m "not heavy" $(ARGS) tests
+	$(PY) -m pytest -m "not heavy and not full_size" $(ARGS) tests
 
 test-heavy: setup vllm-venv engines-venv
 	$(PY) -m pytest -m heavy $(ARGS) tests
+
+test-full-size: setup
+	$(PY) -m pytest -m full_size $(ARGS) tests
 
 lint: $(SETUP_STAMP)
 	$(VENV)/bin/ruff check .

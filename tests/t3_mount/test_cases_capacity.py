@@ -18,7 +18,7 @@ from blocks import KIB, MIB, audit, content, get, names, private_kib, put, used_
 # (pool, block): the second is what the reports that these tests come from were about.
 SIZES = [
     pytest.param(64 * MIB, 256 * KIB, id="small"),
-    pytest.param(256 * MIB, MIB, id="full", marks=pytest.mark.heavy),
+    pytest.param(256 * MIB, MIB, id="full", marks=pytest.mark.full_size),
 ]
 sizes = pytest.mark.parametrize(("unmounted_pool", "block"), SIZES, indirect=["unmounted_pool"])
 

@@ -22,8 +22,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 from blocks import KIB, MIB, audit, content, get, names, private_kib, put, wait_for
 
 
-def heavy(*values: Any, timeout_s: int = 600) -> Any:
-    return pytest.param(*values, marks=[pytest.mark.heavy, pytest.mark.timeout(timeout_s)])
+def full_size(*values: Any, timeout_s: int = 600) -> Any:
+    return pytest.param(*values, marks=[pytest.mark.full_size, pytest.mark.timeout(timeout_s)])
 
 
 # ---- a pool that somebody makes anew under a mount -----------------------------------------------
@@ -180,7 +180,7 @@ def many_files() -> Any:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("count", [3000, heavy(18_000), heavy(200_000)])
+@pytest.mark.parametrize("count", [3000, full_size(18_000), full_size(200_000)])
 def test_many_open_files(
     unmounted_pool: Any, make_pool: Any, attach: Any, many_files: int, count: int
 ) -> None:
@@ -236,7 +236,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("count", [1000, heavy(5000)])
+@pytest.mark.parametrize("count", [1000, full_size(5000)])
 @pytest.mark.parametrize("unmounted_pool", [128 * MIB], indirect=True)
 def test_a_process_with_thousands_of_open_blocks_is_killed(
     mounted_pool: Any, many_files: int, count: int
@@ -269,7 +269,7 @@ def audit_count(top: Path) -> int:
 # ---- long turnover -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turnover", [8000, heavy(200_000)])
+@pytest.mark.parametrize("turnover", [8000, full_size(200_000)])
 def test_memory_does_not_grow_with_turnover(mounted_pool: Any, turnover: int) -> None:
     """Files made and removed, a thousand at a time: inodes that are gone are forgotten."""
     top = mounted_pool.path
@@ -291,7 +291,7 @@ def test_memory_does_not_grow_with_turnover(mounted_pool: Any, turnover: int) ->
 # ---- the cost of durability ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [200, heavy(5000)])
+@pytest.mark.parametrize("count", [200, full_size(5000)])
 @pytest.mark.parametrize("unmounted_pool", [512 * MIB], indirect=True)
 def test_close_and_fsync_cost_no_more_than_a_commit(
     mounted_pool: Any, count: int, record_property: Callable[[str, object], None]

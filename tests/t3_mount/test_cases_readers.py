@@ -19,7 +19,7 @@ from blocks import KIB, MIB, audit, content, get, names, put, running, wait_for
 
 DURATIONS = [
     pytest.param(5.0, id="short"),
-    pytest.param(60.0, id="long", marks=[pytest.mark.heavy, pytest.mark.timeout(240)]),
+    pytest.param(60.0, id="long", marks=[pytest.mark.full_size, pytest.mark.timeout(240)]),
 ]
 
 
@@ -91,7 +91,7 @@ def test_readers_and_writers_under_constant_eviction(mounted_pool: Any, seconds:
     "seconds",
     [
         pytest.param(5.0, id="short"),
-        pytest.param(300.0, id="long", marks=[pytest.mark.heavy, pytest.mark.timeout(480)]),
+        pytest.param(300.0, id="long", marks=[pytest.mark.full_size, pytest.mark.timeout(480)]),
     ],
 )
 @pytest.mark.parametrize("unmounted_pool", [32 * MIB], indirect=True)

@@ -22,7 +22,7 @@ PAGE = 4 * KIB
     [
         pytest.param(8, 200, id="few"),
         pytest.param(
-            200, 1000, id="two hundred", marks=[pytest.mark.heavy, pytest.mark.timeout(1500)]
+            200, 1000, id="two hundred", marks=[pytest.mark.full_size, pytest.mark.timeout(1500)]
         ),
     ],
 )

@@ -17,8 +17,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 from blocks import KIB, MIB, names, private_kib, put, running
 
 
-def heavy(*values: Any, timeout_s: int = 900) -> Any:
-    return pytest.param(*values, marks=[pytest.mark.heavy, pytest.mark.timeout(timeout_s)])
+def full_size(*values: Any, timeout_s: int = 900) -> Any:
+    return pytest.param(*values, marks=[pytest.mark.full_size, pytest.mark.timeout(timeout_s)])
 
 
 def make_files(pool: Any, directory: int, count: int, size: int = 10) -> None:
@@ -44,7 +44,7 @@ def mount_with_files(unmounted_pool: Any, make_pool: Any, attach: Any, count: in
     return found
 
 
-@pytest.mark.parametrize("count", [20_000, heavy(200_000)])
+@pytest.mark.parametrize("count", [20_000, full_size(200_000)])
 def test_listing_while_four_write(
     unmounted_pool: Any, make_pool: Any, attach: Any, count: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_listing_while_four_write(
     assert busy_s < 30 and long_s < 60
 
 
-@pytest.mark.parametrize("many", [5_000, heavy(200_000)])
+@pytest.mark.parametrize("many", [5_000, full_size(200_000)])
 def test_mounting_takes_as_long_whatever_is_in_the_pool(
     unmounted_pool: Any, make_pool: Any, attach: Any, many: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_mounting_takes_as_long_whatever_is_in_the_pool(
 
 
 @pytest.mark.parametrize(
-    ("small", "large"), [(1000, 20_000), heavy(1000, 1_000_000, timeout_s=1800)]
+    ("small", "large"), [(1000, 20_000), full_size(1000, 1_000_000, timeout_s=1800)]
 )
 def test_look_ups_in_a_large_directory(
     unmounted_pool: Any, make_pool: Any, attach: Any, small: int, large: int
@@ -148,7 +148,7 @@ def test_look_ups_in_a_large_directory(
     unmounted_pool.umount()
 
 
-@pytest.mark.parametrize(("size_bytes", "inodes"), [(16 * MIB, 800), heavy(64 * MIB, 7000)])
+@pytest.mark.parametrize(("size_bytes", "inodes"), [(16 * MIB, 800), full_size(64 * MIB, 7000)])
 def test_directories_that_eviction_emptied_make_room(
     unmounted_pool: Any, make_pool: Any, size_bytes: int, inodes: int
 ) -> None:

@@ -19,7 +19,7 @@ from blocks import KIB, MIB, content, get, put, running, wait_for
 SIZE = 640 * KIB
 ROUNDS = [
     pytest.param(15, id="few"),
-    pytest.param(200, id="two hundred", marks=[pytest.mark.heavy, pytest.mark.timeout(600)]),
+    pytest.param(200, id="two hundred", marks=[pytest.mark.full_size, pytest.mark.timeout(600)]),
 ]
 
 # Each line of stdin is a name; the file is written in pieces and closed.

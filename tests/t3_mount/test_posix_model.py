@@ -436,7 +436,7 @@ def compare_files(ours: str, theirs: str, size_bytes: int) -> None:
 # Long enough for a failure to be made small; without one, the first takes 20 s.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("unmounted_pool", [1 << 30], indirect=True)
-@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.full_size)])
 def test_a_mount_does_what_tmpfs_does(mounted_pool: Any, pool_dir: Path, examples: int) -> None:
     """Afterwards all of it is still there after a remount."""
     mount: Path = mounted_pool.path

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full_size, pytest.mark.timeout(600)]
 
 MILLION = 1_000_000
 BLOCKS = 200_000

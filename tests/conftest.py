@@ -297,18 +297,32 @@ def _limit_s(request: pytest.FixtureRequest) -> float:
     return max(5.0, whole - 15)
 
 
+_FUSE_CONTROL = "/sys/fs/fuse/connections"
+
+
+def _mount_fuse_control() -> bool:
+    """Mount it where it is missing; says whether that was done."""
+    missing = os.path.isdir(_FUSE_CONTROL) and not _is_mounted(Path(_FUSE_CONTROL))
+    if not missing or os.geteuid() != 0:
+        return False
+    command = ["mount", "-t", "fusectl", "fusectl", _FUSE_CONTROL]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 @pytest.fixture(scope="session")
-def fuse_control() -> Iterator[None]:
+def _fuse_control_of_session() -> Iterator[list[bool]]:
+    mounted_here = [False]
+    yield mounted_here
+    if mounted_here[0]:
+        subprocess.run(["umount", "-l", _FUSE_CONTROL], check=False)
+
+
+@pytest.fixture
+def fuse_control(_fuse_control_of_session: list[bool]) -> None:
     """The directory in /sys through which connections are aborted: systemd mounts it, a bare
-    container does not."""
-    place = "/sys/fs/fuse/connections"
-    missing = os.path.isdir(place) and not _is_mounted(Path(place)) and os.geteuid() == 0
-    if missing:
-        command = ["mount", "-t", "fusectl", "fusectl", place]
-        missing = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    yield
-    if missing:
-        subprocess.run(["umount", "-l", place], check=False)
+    container does not. Looked at for each test: another run of tests may have ended, and have
+    taken its own away."""
+    _fuse_control_of_session[0] |= _mount_fuse_control()
 
 
 @pytest.fixture

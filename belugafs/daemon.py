@@ -174,13 +174,15 @@ class _Session:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_signals)
+            # Before the first answer: whoever sees the mount may end it.
+            await nursery.start(self._watch_signals)
             # No handler awaits, so further tasks would only hand requests to each other.
             await pyfuse3.main(min_tasks=1, max_tasks=1)
             nursery.cancel_scope.cancel()
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
             async for number in signals:
                 log.info("signal %d: unmounting %s", number, self._mount_point)
                 break

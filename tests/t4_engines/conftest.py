@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from belugafs.demo.mounting import DemoError
+from belugafs.demo.vllm_flow import make_tiny_model, vllm_python
+
 SIDE = Path(__file__).parent / "engine_side"
 
 
@@ -30,6 +33,21 @@ def kv_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     yield path
     if given:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random checkpoint for vLLM; its path is part of vLLM's file names. Without vLLM's
+    environment the test is skipped, or fails where ``BELUGAFS_REQUIRE_VLLM=1``."""
+    try:
+        vllm_python()
+    except DemoError as error:
+        if os.environ.get("BELUGAFS_REQUIRE_VLLM") == "1":
+            raise
+        pytest.skip(str(error))
+    out = tmp_path_factory.mktemp("vllm") / "model"
+    make_tiny_model(out)
+    return out
 
 
 @pytest.fixture(scope="session")

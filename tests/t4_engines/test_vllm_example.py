@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from belugafs.demo.mounting import DemoError
 from belugafs.demo.text import prompt_text
 from belugafs.demo.vllm_flow import (
     BLOCK_TOKENS,
     example_config,
-    make_tiny_model,
     run_offline,
-    vllm_python,
 )
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -27,20 +24,6 @@ PROMPT_TOKENS = 2400  # one byte is one token
 HIT_TOKENS = (PROMPT_TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 LAYERS = 4
 KV_BYTES_PER_TOKEN = 8192
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint."""
-    try:
-        vllm_python()
-    except DemoError as error:
-        if os.environ.get("BELUGAFS_REQUIRE_VLLM") == "1":
-            raise
-        pytest.skip(str(error))
-    out = tmp_path_factory.mktemp("vllm") / "model"
-    make_tiny_model(out)
-    return out
 
 
 def test_a_second_process_reads_what_the_first_wrote(

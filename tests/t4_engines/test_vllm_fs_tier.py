@@ -20,12 +20,10 @@ from typing import Any
 
 import pytest
 
-from belugafs.demo.mounting import DemoError
 from belugafs.demo.text import prompt_text
 from belugafs.demo.vllm_flow import (
     BLOCK_TOKENS,
     connector_config,
-    make_tiny_model,
     new_engine_id,
     remove_leftovers,
     run_offline,
@@ -39,20 +37,6 @@ PROMPT_TOKENS = 2400  # one byte is one token
 WHOLE_BLOCKS = (PROMPT_TOKENS - 1) // BLOCK_TOKENS
 HIT_TOKENS = WHOLE_BLOCKS * BLOCK_TOKENS
 NEW_TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint; its path is part of vLLM's file names."""
-    try:
-        vllm_python()
-    except DemoError as error:
-        if os.environ.get("BELUGAFS_REQUIRE_VLLM") == "1":
-            raise
-        pytest.skip(str(error))
-    out = tmp_path_factory.mktemp("vllm") / "model"
-    make_tiny_model(out)
-    return out
 
 
 @pytest.fixture(scope="module")

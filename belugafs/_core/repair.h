@@ -28,7 +28,7 @@ struct rent { /* an entry of the hash table */
 	u32 bucket;       /* it was found in */
 	u8 kind, owner, type, len;
 	u8 listed, linked, keep, made, moved;
-	u8 text[24];      /* of an entry that the repair makes (made) */
+	u8 text[40];      /* of an entry that the repair makes (made) */
 };
 struct piece { /* of a file, in the data space */
 	u64 addr, fgran;
@@ -54,7 +54,7 @@ struct rp {
 	VEC(struct bfs_rec) want;  /* records of the repaired tree */
 	u32 max_gen;
 	u64 dropped, put_back, mended;
-	u32 lost_found;       /* slot of that directory, 0: not there yet */
+	u32 lost_found;       /* slot of that directory, 0: not there yet, that of the root directory: there can't be one */
 	/* writing */
 	u32 term;
 	u64 txn;

@@ -204,18 +204,30 @@ static u64 name_hash(struct rp *r, u64 dir, const void *name, size_t n)
 	return XXH3_64bits_withSeed(name, n, r->k->sb.hash_seed ^ (dir * 0x9E3779B97F4A7C15ull) ^ (u64)BFS_EK_NAME << 62);
 }
 
-static bool make_name(struct rp *r, u64 dir, const char *name, struct rslot *s)
+static bool taken(struct rp *r, u64 dir, u64 hash, const char *name, size_t n)
 {
-	struct rent e = {.dir = dir, .ino = ob_ino(&s->o), .cookie = r->root.next_cookie, .kind = BFS_EK_NAME, .type = (u8)(s->o.mode >> 12), .len = (u8)strlen(name), .keep = 1, .made = 1, .linked = 1, .listed = 1};
-	memcpy(e.text, name, e.len);
-	e.hash = name_hash(r, dir, name, e.len);
-	e.bucket = (u32)(((unsigned __int128)(e.hash << 16) * r->k->sb.hash_buckets) >> 64);
-	for (size_t i = 0; i < r->ent.n && (dir == BFS_ROOT_INO || !r->lost_found_made); i++) { /* taken */
+	for (size_t i = 0; i < r->ent.n; i++) {
 		const struct rent *x = &r->ent.v[i];
 		u8 buf[256];
-		if (!x->keep || x->dir != dir || x->hash != e.hash || x->len != e.len) continue;
-		if (x->made || (fk_rd(r->k, x->name, buf, x->len) && !memcmp(buf, name, x->len))) return false;
+		if (!x->keep || x->dir != dir || x->hash != hash || x->len != n) continue;
+		if (x->made ? !memcmp(x->text, name, n) : fk_rd(r->k, x->name, buf, x->len) && !memcmp(buf, name, n)) return true;
 	}
+	return false;
+}
+
+/* Gives it this name, or where that is taken `name.1`, `name.2` ...; false: out of memory. */
+static bool make_name(struct rp *r, u64 dir, const char *name, struct rslot *s)
+{
+	struct rent e = {.dir = dir, .ino = ob_ino(&s->o), .cookie = r->root.next_cookie, .kind = BFS_EK_NAME, .type = (u8)(s->o.mode >> 12), .keep = 1, .made = 1, .linked = 1, .listed = 1};
+	for (u32 n = 0;; n++) { /* ends: there are fewer entries than numbers */
+		char text[256] = "";
+		e.len = (u8)(n ? snprintf(text, sizeof text, "%s.%u", name, n) : snprintf(text, sizeof text, "%s", name));
+		e.hash = name_hash(r, dir, text, e.len);
+		if ((dir == BFS_ROOT_INO || !r->lost_found_made) && taken(r, dir, e.hash, text, e.len)) continue;
+		memcpy(e.text, text, sizeof e.text);
+		break;
+	}
+	e.bucket = (u32)(((unsigned __int128)(e.hash << 16) * r->k->sb.hash_buckets) >> 64);
 	if (!ROOM(r->k, r->ent)) return false;
 	r->ent.v[r->ent.n++] = e;
 	r->root.next_cookie++;
@@ -224,31 +236,29 @@ static bool make_name(struct rp *r, u64 dir, const char *name, struct rslot *s)
 	return true;
 }
 
-/* slot of the directory lost+found, made when it isn't there; 0: there can't be one */
+/* Slot of the directory lost+found, made when it isn't there.  It is the root directory where there can't be one:
+ * something else has the name, or the pool has no slot for one more object.  0: out of memory */
 static u32 lost_found(struct rp *r)
 {
 	static const char name[] = "lost+found";
 	u64 hash = name_hash(r, BFS_ROOT_INO, name, sizeof name - 1);
+	u32 at = 2;
 	if (r->lost_found) return r->lost_found;
 	for (size_t i = 0; i < r->ent.n; i++) {
 		const struct rent *e = &r->ent.v[i];
 		u8 buf[256];
 		if (!e->keep || e->dir != BFS_ROOT_INO || e->hash != hash || e->len != sizeof name - 1 || !fk_rd(r->k, e->name, buf, e->len) || memcmp(buf, name, e->len)) continue;
 		struct rslot *s = rp_ino(r, e->ino);
-		return r->lost_found = is_dir(s) && !(s->o.flags & BFS_OF_NSBLOCK) ? INO_SLOT(e->ino) : 0;
+		return r->lost_found = is_dir(s) && !(s->o.flags & BFS_OF_NSBLOCK) ? INO_SLOT(e->ino) : BFS_ROOT_INO;
 	}
-	for (u32 i = 2; i < r->nslots; i++) {
-		struct rslot *s = &r->s[i];
-		if (s->used) continue;
-		dir_object(r, s, i, s->read && !(s->o.gen >> 31) ? s->o.gen : (r->max_gen + 1) & 0x7fffffff, 0700);
-		if (!make_name(r, BFS_ROOT_INO, name, s)) {
-			memset(s, 0, sizeof *s);
-			return 0;
-		}
-		r->lost_found_made = true;
-		return r->lost_found = i;
-	}
-	return 0;
+	while (at < r->nslots && r->s[at].used) at++;
+	if (at == r->nslots && at == r->k->sb.inodes) return r->lost_found = BFS_ROOT_INO;
+	if (!rp_room(r, at + 1)) return 0;
+	struct rslot *s = &r->s[at];
+	dir_object(r, s, at, s->read && !(s->o.gen >> 31) ? s->o.gen : (r->max_gen + 1) & 0x7fffffff, 0700);
+	if (!make_name(r, BFS_ROOT_INO, name, s)) return 0;
+	r->lost_found_made = true;
+	return r->lost_found = at;
 }
 
 static void nameless(struct rp *r)
@@ -260,7 +270,7 @@ static void nameless(struct rp *r)
 	u32 slots = r->nslots;
 	for (u32 i = 2; i < slots && !r->k->err; i++) {
 		struct rslot *s = &r->s[i];
-		char name[24];
+		char name[32];
 		bool file;
 		if (!s->used || s->drop || s->links || i == r->lost_found) continue;
 		file = S_ISREG(s->o.mode);
@@ -272,13 +282,11 @@ static void nameless(struct rp *r)
 		u32 lf = space ? BFS_ROOT_INO : lost_found(r);
 		s = &r->s[i];
 		snprintf(name, sizeof name, space ? "ns#%llu" : "#%llu", (ull)ob_ino(&s->o));
-		if (!lf || !make_name(r, ob_ino(&r->s[lf].o), name, s)) {
-			rp_drop(r, s, "it has lost its name, and there is no place for it in /lost+found");
-			continue;
-		}
+		/* It has to get one: names below a directory that goes would leave their files without any. */
+		if (!lf || !make_name(r, ob_ino(&r->s[lf].o), name, s)) return;
 		s->links++;
 		r->put_back++;
-		fk_did(r->k, "lost-found", "inode %llu has lost its name: it is %s%s now", (ull)ob_ino(&s->o), space ? "/" : "/lost+found/", name);
+		fk_did(r->k, "lost-found", "inode %llu has lost its name: it is %s now", (ull)ob_ino(&s->o), NAME(r, &r->ent.v[r->ent.n - 1]));
 	}
 }
 

@@ -7,6 +7,8 @@
  *            than what one page can hold
  *   wild     many bytes at once, with checksums made good again: no crash, no hang, and what is called
  *            repaired is clean
+ *   shapes   pools of many hash seeds, of every number of free slots down to none, with and without something
+ *            called lost+found: each page of names is damaged in turn, and no file may be lost
  *   killed   the repair is cut off behind a store, or in the middle of one, or its host crashes, and any
  *            part of what wasn't fenced is lost; another repair ends with what an undisturbed one
  *            ends with
@@ -406,6 +408,91 @@ static void random_bytes(const u8 *good, u8 *work, struct listing *before, const
 	       (unsigned long long)told, before->n, most, (double)lost_all / (double)rounds, (double)found_all / (double)rounds, worst, (unsigned long long)first_seed, seconds() - t0);
 }
 
+/* ---- shapes --------------------------------------------------------------------------------------------------- */
+#define SHAPE_SIZE (2u << 20)
+static u32 shape_files;
+/* a directory with another in it, and files in both until `spare` slots are left */
+static void make_shape(struct bfs_mem *m, u64 i)
+{
+	struct bfs_mkfs_params p = {.size_bytes = SHAPE_SIZE, .inodes = i % 3 ? 64 : 128, .nhosts = 2, .rows = 8, .ring_entries = 64, .region_granules = 64, .chunk_bytes = 4096, .meta_pages = 160, .incarnation = 0x1000 + i * 0x9E37};
+	u32 spare = (u32)(i / 3 % 4) + (i % 3 == 2 ? 0 : 62 * !(i % 3)), used = 2;
+	struct bfs *b;
+	struct bfs_attr d, e, a;
+	u64 fh;
+	char name[32];
+	memset(m->base, 0, m->size);
+	CHECK(!bfs_mkfs(m, &p, NULL));
+	CHECK(!bfs_attach(m, &opts, &b));
+	CHECK(!bfs_mkdir(b, 1, "d", 1, 0755, 0, 0, &d) && !bfs_mkdir(b, d.ino, "e", 1, 0755, 0, 0, &e));
+	used += 2;
+	if (i / 12 % 3 == 1) {
+		CHECK(!bfs_mkdir(b, 1, "lost+found", 10, 0700, 0, 0, &a));
+		used++;
+	}
+	if (i / 12 % 3 == 2) file(b, 1, "lost+found", 100, 1), used++;
+	for (shape_files = 0; used + spare < p.inodes; used++) {
+		snprintf(name, sizeof name, "file%u", ++shape_files);
+		file(b, used % 5 ? d.ino : used % 3 ? e.ino : 1, name, 1000 + used, used + 100);
+	}
+	if (i / 3 % 4 && i % 2) { /* as after a crash */
+		CHECK(!bfs_create(b, 1, "synced", 6, 0644, 0, 0, O_WRONLY | O_EXCL, &a, &fh));
+		CHECK(bfs_write(b, fh, 0, name, sizeof name) == sizeof name && !bfs_fsync(b, fh));
+		CHECK(!bfs_detach(b, false));
+	} else {
+		CHECK(!bfs_detach(b, true));
+	}
+}
+
+static void shapes(u64 rounds)
+{
+	u8 *good = malloc(SHAPE_SIZE), *work = malloc(SHAPE_SIZE);
+	u64 damaged = 0, back = 0;
+	double t0 = seconds();
+	static struct said s;
+	for (u64 i = 0; i < rounds; i++) {
+		struct bfs_super sb;
+		struct listing before, now;
+		struct bfs_mem m = mem_of(good, SHAPE_SIZE);
+		make_shape(&m, i);
+		memcpy(&sb, good, sizeof sb);
+		memcpy(work, good, SHAPE_SIZE);
+		m = mem_of(work, SHAPE_SIZE);
+		CHECK(take(&m, false, &before) && !before.errors);
+		for (u32 p = 1; p < sb.meta_pages; p++) {
+			u64 off = sb.meta_off + (u64)p * BFS_PAGE;
+			char what[80];
+			struct bfs_fsck_result r;
+			if (((struct bfs_phead *)(good + off))->kind != BFS_PK_HASH) continue;
+			memcpy(work, good, SHAPE_SIZE);
+			work[off + 2000] ^= 1;
+			m = mem_of(work, SHAPE_SIZE);
+			if (!fsck(&m, false)->n) continue; /* not of this state */
+			snprintf(what, sizeof what, "shape %llu, page %u", (unsigned long long)i, p);
+			start(what);
+			int code = repair(&m, false, &s, &r);
+			if (code != 1) wrong(what, "the repair ends with %d, %llu are left (%s)", code, (unsigned long long)r.left, bfs_errmsg());
+			struct found *f = fsck(&m, true);
+			if (f->n) wrong(what, "not clean after the repair:\n%s", f->text);
+			if (!take(&m, false, &now)) {
+				wrong(what, "attach of the repaired pool: %s", bfs_errmsg());
+				continue;
+			}
+			for (u32 j = 0; j < before.n; j++) {
+				bool there = S_ISDIR(before.v[j].mode) || strstr(before.v[j].path, "synced");
+				for (u32 k = 0; k < now.n && !there; k++) there = now.v[k].mode == before.v[j].mode && now.v[k].sum == before.v[j].sum;
+				if (!there) wrong(what, "%s is lost, though its content verifies", before.v[j].path);
+			}
+			damaged++, back += r.put_back;
+			if (now.errors) wrong(what, "%u things can't be read after the repair", now.errors);
+			drop(&now);
+		}
+		drop(&before);
+	}
+	free(good), free(work);
+	if (!damaged || !back) wrong("shapes", "nothing was damaged");
+	printf("t_repair: %llu pages of names damaged in %llu pools, %llu files and directories put back; %.1f s\n", (unsigned long long)damaged, (unsigned long long)rounds, (unsigned long long)back, seconds() - t0);
+}
+
 /* ---- wild ---------------------------------------------------------------------------------------------------- */
 static void wild_bytes(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rounds)
 {
@@ -650,6 +737,7 @@ int main(int argc, char **argv)
 	older = NULL;
 	random_bytes(good, work, &pools[0].before, &sb, used, rounds);
 	wild_bytes(work, &sb, used, rounds / 2);
+	shapes(rounds / 10);
 	killed(work, &sb, used, kills);
 	for (int i = 0; i < 2; i++) drop(&pools[i].before), free(pools[i].image);
 	free(used), free(work);

@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export PYTHON
 
-C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch])
+C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch] belugafs/_direct/*.[ch])
 SETUP_STAMP := $(VENV)/.belugafs-setup
 BUILD_STAMP := $(VENV)/.belugafs-build
 

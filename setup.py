@@ -9,6 +9,8 @@ from glob import glob
 
 from setuptools import Extension, setup
 
+PLACES = ("belugafs/_native*", "belugafs/_core/*", "belugafs/_direct/*")
+
 flags = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 if os.environ.get("BELUGAFS_WERROR") == "1":
     flags.append("-Werror")
@@ -20,9 +22,9 @@ setup(
     ext_modules=[
         Extension(
             "belugafs._native",
-            # The binding is _native*.c, the core below it knows nothing of Python.
-            sources=sorted([*glob("belugafs/_native*.c"), *glob("belugafs/_core/*.c")]),
-            depends=sorted([*glob("belugafs/*.h"), *glob("belugafs/_core/*.h")]),
+            # The binding is _native*.c; the core and the FUSE server below it know nothing of Python.
+            sources=sorted(source for place in PLACES for source in glob(f"{place}.c")),
+            depends=sorted([*glob("belugafs/*.h"), *glob("belugafs/_*/*.h")]),
             include_dirs=["belugafs/_core"],
             # xxhash.h is used as a header alone: nothing is linked.
             define_macros=[("XXH_INLINE_ALL", None)],

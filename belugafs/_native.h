@@ -4,6 +4,7 @@
  *   _native_pool.c   the type Pool: attach, close, protocol steps, capacity
  *   _native_files.c  its methods on names and files
  *   _native_blocks.c its methods on native blocks and batches
+ *   _native_direct.c the type DirectServer: the direct transport on a Pool
  *
  * Every call of the core runs without the GIL.  What is counted below (users of a pool, of a
  * mapping) changes only with the GIL held.
@@ -34,7 +35,7 @@ typedef struct {
 } PoolObject;
 
 extern PyObject *native_CoreError, *native_PoolFormatError;
-extern PyTypeObject native_MapType, native_PoolType;
+extern PyTypeObject native_MapType, native_PoolType, native_DirectServerType;
 extern unsigned long native_fork_count;
 extern PyMethodDef native_file_methods[], native_block_methods[];
 

@@ -307,3 +307,33 @@ class Pool:
 
     def extents(self, ino: int, max: int = 1024) -> list[tuple[int, int, int, bool]]:
         """(file granule, granule address, length in granules, overlay) of a file's data."""
+
+class DirectServer:
+    """Serves the FUSE protocol on a mounted descriptor of /dev/fuse, by threads without the GIL.
+
+    Made, it has answered the kernel's first request. ``control`` answers for the directory
+    ``.beluga``: (opcode, inode number, uid, body) to the body of the reply, 0 for an empty one,
+    or a negative errno. ``log`` is called as ``logging.log``. ``threads`` wait for requests at a
+    time; more are added while all are held up. Raises OSError (EPROTO: kernel too old).
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        fd: int,
+        control: Callable[[int, int, int, bytes], bytes | int],
+        log: Callable[[int, str], None],
+        *,
+        max_pages: int = ...,
+        threads: int = 1,
+        publish_close: bool = False,
+    ) -> None: ...
+    def fileno(self) -> int:
+        """Readable once no request is served any more."""
+    def info(self) -> dict[str, Any]:
+        """kernel_minor, request_bytes, threads, offered and flags (of INIT), requests so far,
+        and end: the errno with which it ended, 0 if stopped, None while it goes on."""
+    def stop(self) -> None:
+        """Finish what is being served, and serve no more."""
+    def close(self) -> None:
+        """``stop``, and let go of the pool. The descriptor stays the caller's."""

@@ -18,6 +18,8 @@ is there on a full or damaged pool too. Reading costs the same whatever the pool
 Inode numbers here have slot 0, which the core never gives to an object.
 """
 
+import errno
+import itertools
 import os
 import stat
 import time
@@ -125,3 +127,50 @@ class ControlDirectory:
         if leader != own:
             lines.append(f"slot {leader} leader yes")
         return "".join(line + "\n" for line in lines)
+
+
+class ControlFiles:
+    """Open files of the directory: what both transports do with them.
+
+    Reads and writes may come from several threads.
+    """
+
+    FIRST_HANDLE = 1 << 62
+    """Handles count up from here; the core's are smaller numbers."""
+
+    def __init__(self, directory: ControlDirectory) -> None:
+        self._directory = directory
+        self._next = itertools.count(self.FIRST_HANDLE)
+        self._texts: dict[int, bytes] = {}
+        self._answers: dict[int, bytes] = {}  # to commands, what is still unread
+
+    def open(self, ino: int, flags: int) -> int:
+        """A handle. ``flags`` are open(2)'s. Raises PermissionError, and CoreError if the pool
+        does."""
+        if flags & os.O_ACCMODE != os.O_RDONLY and ino != COMMAND_INO:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        fh = next(self._next)
+        self._texts[fh] = self._directory.text(ino)
+        return fh
+
+    def read(self, fh: int, offset: int, size_bytes: int) -> bytes:
+        """Part of the text of when it was opened, or what is unread of a command's answer."""
+        if fh not in self._answers:
+            return self._texts[fh][offset : offset + size_bytes]
+        # The write before has moved the descriptor's offset: an answer is read from its beginning
+        # as a pipe would be.
+        answer = self._answers[fh]
+        part, self._answers[fh] = answer[:size_bytes], answer[size_bytes:]
+        return part
+
+    def write(self, fh: int, line: bytes) -> None:
+        """Run a command. Raises OSError (EINVAL), and CoreError."""
+        try:
+            self._answers[fh] = self._directory.command(line)
+        except control_commands.CommandError:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
+
+    def release(self, fh: int) -> None:
+        """Forget an open file."""
+        self._texts.pop(fh, None)
+        self._answers.pop(fh, None)

@@ -1,7 +1,8 @@
 """The daemon of one mount: attach the pool, mount, serve until unmounted, detach.
 
-One process for each mount. Its threads: the main one runs trio and all requests
-(:mod:`belugafs.fuse`), the ticker calls the core's ``tick`` every 100 ms (heartbeat,
+One process for each mount. Its threads: the main one runs trio, and with the pyfuse3 transport
+all requests (:mod:`belugafs.transport`); the direct transport has threads of its own for them;
+the ticker calls the core's ``tick`` every 100 ms (heartbeat,
 reclaiming, recency), and at the beginning one maps all of the pool. The ticker is a plain
 thread, so that a busy event loop doesn't look like a dead host.
 
@@ -29,17 +30,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from logging.handlers import SysLogHandler, WatchedFileHandler
 from pathlib import Path
+from typing import Any
 
-import pyfuse3
 import trio
 
-from belugafs import _native, fusewait, hostid, mounts
+from belugafs import _native, hostid, mounts
 from belugafs.attach import attach, open_checked
 from belugafs.control import ControlDirectory
-from belugafs.fuse import Operations, errno_of
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
 from belugafs.scrub import Scrubber
+from belugafs.transport import Choice, Session, TransportError, choose
+from belugafs.transport.direct import DirectSession
+from belugafs.transport.over_pyfuse3 import Pyfuse3Session, errno_of, is_late_reply
 
 log = logging.getLogger("belugafs.daemon")
 
@@ -77,7 +80,8 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
     mount_point = prepare_mount_point(mount_point)
     report.stage("checking /dev/fuse")
     _check_dev_fuse()
-    fuse_options = _fuse_options(pool_path, options, report)
+    allow_other = _allow_other(options, report)
+    transport = choose(options.transport)
     report.stage("opening the pool")
     opened, super_ = open_checked(
         pool_path, readonly=options.readonly, lock="shared" if options.readonly else "exclusive"
@@ -88,67 +92,89 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
         try:
             for text in opened.info.notes:
                 report.note(text)
-            config = _config(opened, super_["uuid"], mount_point, options)
+            config = _config(opened, super_["uuid"], mount_point, options, transport)
             works = _background(pool, opened, options.readonly)
             scrubber = None
             if options.verify == "scrub":
                 scrubber = Scrubber(pool, options.scrub_bytes_per_s)
                 works.append(scrubber.run)
             control = ControlDirectory(pool, config, scrubber.stats if scrubber else dict)
-            _serve_attached(pool, mount_point, fuse_options, options, control, works, report)
+            mount = _Mount(pool, control, os.path.realpath(pool_path), mount_point, options)
+            mount.serve(transport, allow_other, works, report)
         finally:
             pool.close()
             log.info("detached %s", pool_path)
 
 
-def _serve_attached(
-    pool: _native.Pool,
-    mount_point: str,
-    fuse_options: set[str],
-    options: MountOptions,
-    control: ControlDirectory,
-    works: Sequence[Callable[[threading.Event], None]],
-    report: Reporter,
-) -> None:
-    def on_ready() -> None:
-        log.info("serving %s on %s", control.config["pool"], mount_point)
-        report.ready()
+class _Mount:
+    """An attached pool, and where it is going to be mounted."""
 
-    operations = Operations(
-        pool,
-        control,
-        publish_close=options.publish == "close",
-        on_ready=on_ready,
-    )
-    _lower_oom_score(report)
-    _keep_memory()
-    report.stage("mounting")
-    try:
-        pyfuse3.init(operations, mount_point, fuse_options)
-    except RuntimeError:
-        raise MountError(
-            f"{mount_point} cannot be mounted: the kernel or fusermount3 refused it"
-            + ("" if os.geteuid() == 0 else " (the directory must be yours)")
-        ) from None
-    fusewait.install()
-    connection = mounts.connection_of(mount_point)
-    session = _Session(mount_point)
-    with _threads(*works):
-        report.stage("waiting for the kernel's first request")
+    def __init__(
+        self,
+        pool: _native.Pool,
+        control: ControlDirectory,
+        source: str,
+        place: str,
+        options: MountOptions,
+    ) -> None:
+        self._pool = pool
+        self._control = control
+        self._source = source
+        self._place = place
+        self._options = options
+
+    def serve(
+        self,
+        transport: Choice,
+        allow_other: bool,
+        works: Sequence[Callable[[threading.Event], None]],
+        report: Reporter,
+    ) -> None:
+        """Mount, serve until the end, with ``works`` running beside. Raises MountError."""
+        _lower_oom_score(report)
+        _keep_memory()
+        report.stage("mounting")
         try:
-            trio.run(session.run)
-        except* OSError as group:
-            _say_end(group, mount_point, unmounted=mounts.connection_of(mount_point) != connection)
-        finally:
-            # Does nothing where the kernel has unmounted or the connection was aborted.
-            pyfuse3.close(unmount=not session.detached)
+            session = self._session(transport, allow_other, report)
+        except TransportError as error:
+            raise MountError(str(error)) from error
+        connection = mounts.connection_of(self._place)
+
+        def on_ready() -> None:
+            self._control.config.update(session.config())
+            log.info("serving %s on %s", self._source, self._place)
+            report.ready()
+
+        life = _Life(session, self._place, on_ready)
+        with _threads(*works):
+            report.stage("waiting for the kernel's first request")
+            try:
+                trio.run(life.run)
+            except* TransportError as group:
+                raise MountError(str(group.exceptions[0])) from group
+            except* OSError as group:
+                unmounted = mounts.connection_of(self._place) != connection
+                _say_end(group, self._place, unmounted=unmounted)
+            finally:
+                session.close(unmount=not life.detached)
+
+    def _session(self, transport: Choice, allow_other: bool, report: Reporter) -> Session:
+        log.info("transport %s: %s", transport.name, transport.reason)
+        common: dict[str, Any] = {
+            "source": self._source,
+            "place": self._place,
+            "switches": _switches(self._options),
+            "allow_other": allow_other,
+            "publish_close": self._options.publish == "close",
+        }
+        if transport.name == "direct":
+            return DirectSession(self._pool, self._control, note=report.note, **common)
+        return Pyfuse3Session(self._pool, self._control, **common)
 
 
 def _judge(record: logging.LogRecord) -> bool:
-    """A reply to a request that an umount has ended meanwhile (the kernel says ENOENT: no such
-    request) is nothing that anybody has to see to, though pyfuse3 calls it an error."""
-    ended = os.strerror(errno.ENOENT) in record.getMessage()
-    if record.name.startswith("pyfuse3") and "fuse_reply_" in record.msg and ended:
+    """What pyfuse3 calls an error and is none."""
+    if is_late_reply(record):
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
     return True
 
@@ -156,7 +182,7 @@ def _judge(record: logging.LogRecord) -> bool:
 def _say_end(group: BaseExceptionGroup[OSError], mount_point: str, *, unmounted: bool) -> None:
     """Log why requests can't be read any more. An abort from /sys is an error. An ``umount`` that
     comes while a request is being read is none, though the kernel says ECONNABORTED for both
-    (it says ENODEV, which pyfuse3 takes for the end, a moment later)."""
+    (it says ENODEV, which is the end, a moment later)."""
     number = errno_of(group)
     if number == errno.ECONNABORTED and unmounted:
         log.info("unmounted %s", mount_point)
@@ -164,10 +190,12 @@ def _say_end(group: BaseExceptionGroup[OSError], mount_point: str, *, unmounted:
         log.error("the connection ended: %s", os.strerror(number) if number else group)
 
 
-class _Session:
-    """pyfuse3's loop, and the signals that end it."""
+class _Life:
+    """A session's main loop, and the signals that end it."""
 
-    def __init__(self, mount_point: str) -> None:
+    def __init__(self, session: Session, mount_point: str, on_ready: Callable[[], None]) -> None:
+        self._session = session
+        self._on_ready = on_ready
         self._mount_point = mount_point
         self.detached = False
         """Unmounted by ourselves: the place may be another mount's by now."""
@@ -176,8 +204,7 @@ class _Session:
         async with trio.open_nursery() as nursery:
             # Before the first answer: whoever sees the mount may end it.
             await nursery.start(self._watch_signals)
-            # No handler awaits, so further tasks would only hand requests to each other.
-            await pyfuse3.main(min_tasks=1, max_tasks=1)
+            await self._session.run(self._on_ready)
             nursery.cancel_scope.cancel()
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
@@ -191,7 +218,7 @@ class _Session:
                 async for _ in signals:
                     break
         log.warning("files on %s were still open; they are cut off", self._mount_point)
-        pyfuse3.terminate()
+        self._session.cut_off()
 
     def _detach(self) -> None:
         try:
@@ -240,26 +267,23 @@ def prepare_mount_point(path: str) -> str:
     return os.path.realpath(place)
 
 
-def _fuse_options(pool_path: str, options: MountOptions, report: Reporter) -> set[str]:
-    root = os.geteuid() == 0
-    fuse_options = {"default_permissions", "subtype=belugafs"}
-    fuse_options.add("fsname=" + _escaped(os.path.realpath(pool_path)))
+def _switches(options: MountOptions) -> set[str]:
+    """What mount(8) has for every filesystem."""
     # A cache holds no programs and no devices.
-    switches = [*(("nodev", "nosuid") if root else ()), *options.kernel]
+    switches = [*(("nodev", "nosuid") if os.geteuid() == 0 else ()), *options.kernel]
     chosen = {switch.removeprefix("no"): switch for switch in switches}
-    fuse_options.update(chosen.values())
-    if options.readonly:
-        fuse_options.add("ro")
+    return {*chosen.values(), *(("ro",) if options.readonly else ())}
+
+
+def _allow_other(options: MountOptions, report: Reporter) -> bool:
     others = options.allow_other
-    if others is not False and not root and not _user_allow_other():
+    if others is not False and os.geteuid() != 0 and not _user_allow_other():
         text = "other users need user_allow_other in /etc/fuse.conf, which is not set there"
         if others:
             raise MountError(f"allow_other: {text}; add that line as root")
         report.note(f"only you can reach this mount: {text}")
         others = False
-    if others is not False:
-        fuse_options.add("allow_other")
-    return fuse_options
+    return others is not False
 
 
 def _check_dev_fuse() -> None:
@@ -282,12 +306,6 @@ def _user_allow_other() -> bool:
     except OSError:
         return False
     return any(line.strip() == "user_allow_other" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """For libfuse's parser of options, and pyfuse3's idea that they are ASCII."""
-    plain = os.fsencode(text).decode("ascii", "backslashreplace")
-    return plain.replace("\\", "\\\\").replace(",", "\\,")
 
 
 # ---- the process --------------------------------------------------------------------------------
@@ -364,7 +382,7 @@ def _keep_memory() -> None:
 
 
 def _config(
-    opened: OpenPool, uuid: bytes, mount_point: str, options: MountOptions
+    opened: OpenPool, uuid: bytes, mount_point: str, options: MountOptions, transport: Choice
 ) -> dict[str, object]:
     return {
         "pool": os.path.realpath(opened.path),
@@ -372,8 +390,8 @@ def _config(
         "kind": opened.info.kind,
         "size_bytes": opened.info.size_bytes,
         "mount_point": mount_point,
-        "transport": "pyfuse3",
-        "pyfuse3": pyfuse3.__version__,
+        "transport": transport.name,
+        "transport_reason": transport.reason,
         "readonly": options.readonly,
         "evict": options.evict,
         "high_permille": options.high_permille,

@@ -10,7 +10,7 @@ Evict = Literal["lru", "none", "all"]
 Verify = Literal["first", "always", "off", "scrub"]
 Coherence = Literal["auto", "coherent", "incoherent"]
 Publish = Literal["open", "close"]
-Transport = Literal["auto", "pyfuse3"]
+Transport = Literal["auto", "pyfuse3", "direct"]
 
 HIGH_PERMILLE = 970
 LOW_PERMILLE = 950
@@ -124,7 +124,8 @@ HELP = """\
   host=NAME                    another host identity on the same machine
   allow_other, noallow_other   other users too, with normal permission checks (root: default)
   log=FILE|syslog              where the daemon's messages go
-  transport=auto|pyfuse3
+  transport=auto|direct|pyfuse3
+                               how requests come from the kernel; doctor says which one auto takes
   nodev, nosuid, noexec, noatime, dev, suid, exec, atime, sync, dirsync
                                as for every filesystem (root: nodev,nosuid unless dev,suid)"""
 

@@ -31,6 +31,9 @@ MIB = 1 << 20
 POOL_BYTES = 64 * MIB
 _COMMAND_LIMIT_S = 20
 
+TRANSPORT = os.environ.get("BELUGAFS_TEST_TRANSPORT", "")
+"""Of all mounts whose test doesn't choose one; empty: the one that users get."""
+
 
 @pytest.fixture(scope="session")
 def native() -> Any:
@@ -124,6 +127,10 @@ def assert_clean(native: Any, path: Path) -> None:
 # ---- mounts ------------------------------------------------------------------------------------
 
 
+def _pairs(path: Path) -> dict[str, str]:
+    return dict(line.partition(" ")[::2] for line in path.read_text().splitlines())
+
+
 class MountedPool:
     """A pool, mounted by ``mount.belugafs`` as a user would."""
 
@@ -158,8 +165,14 @@ class MountedPool:
         """Run the mount command, whatever comes of it."""
         options = self.options if options is None else options
         self.options = options
-        joined = ",".join(filter(None, [options, f"log={self.log_path}"]))
+        transport = f"transport={TRANSPORT}" if TRANSPORT else ""
+        joined = ",".join(filter(None, [transport, options, f"log={self.log_path}"]))
         return self.command("belugafs.mount", str(self.pool_path), str(self.path), "-o", joined)
+
+    @property
+    def transport(self) -> str:
+        """Which one serves the mount."""
+        return _pairs(self.path / ".beluga/config")["transport"]
 
     def mount(self, options: str | None = None) -> None:
         """Mount. The daemon's pid is known afterwards, and the watchdog runs."""
@@ -214,8 +227,15 @@ class MountedPool:
 
     def stats(self) -> dict[str, str]:
         """The pairs of ``.beluga/stats``."""
-        text = (self.path / ".beluga/stats").read_text()
-        return dict(line.partition(" ")[::2] for line in text.splitlines())
+        return _pairs(self.path / ".beluga/stats")
+
+    def await_stat(self, name: str, value: int, limit_s: float = 10) -> None:
+        """Wait until a figure of ``.beluga/stats`` is this: the kernel says some things late, such
+        as the end of an open file."""
+        deadline = time.monotonic() + limit_s
+        while int(self.stats()[name]) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.stats()[name]}, not {value}"
+            time.sleep(0.01)
 
     def log(self) -> str:
         """What the daemons of this mount have logged."""

@@ -9,6 +9,7 @@
 #define BELUGAFS_CORE_H
 
 #include <sys/types.h>
+#include <sys/uio.h>
 #include "mem.h"
 
 struct bfs;
@@ -121,11 +122,19 @@ int bfs_removexattr(struct bfs *b, u64 ino, const char *name);
 int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, int flags, struct bfs_attr *a, u64 *fh);
 int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh);
 ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len);
+/* As bfs_read, without a copy: sink gets the pieces where they lie in the pool, holes as zeros, once, and hands them
+ * on (writev); what it returns, is returned.  While it runs the bytes can't change or go: it must not call the core.
+ * Where that can't be (incoherent memory, verify=always, very many pieces) the pieces are a copy.  A piece may answer
+ * with a bus error: sink has to hand it to a system call that says EFAULT then.  -EOVERFLOW: more than buf_len bytes
+ * would have to be copied; len 0 or nothing to read: sink isn't called, 0. */
+typedef ssize_t bfs_sink(void *arg, const struct iovec *iov, int n);
+ssize_t bfs_read_pieces(struct bfs *b, u64 fh, u64 off, size_t len, void *buf, size_t buf_len, bfs_sink *sink, void *arg);
 ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len);
 int bfs_reserve(struct bfs *b, u64 fh, u64 size_bytes); /* room, contiguous where possible */
 int bfs_flush(struct bfs *b, u64 fh, bool killed);      /* close(2): seals; killed: abandons a first writing */
 int bfs_fsync(struct bfs *b, u64 fh);
 int bfs_release(struct bfs *b, u64 fh);
+u64 *bfs_handle_user(struct bfs *b, u64 fh); /* two words of an open handle for whoever serves it, 0 at open; NULL: no such handle */
 /* Compares a regular file with its checksums, from offset `from` (rounded down to a chunk) on, about max_bytes of
  * it; whatever opts.verify says, and without a use: recency stays.  What is damaged is no error of the call. */
 struct bfs_verify {

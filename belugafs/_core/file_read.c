@@ -225,6 +225,16 @@ static bool lease_ok(struct bfs *b)
 	return false;
 }
 
+static int still_ours(struct bfs *b, const struct bfs_inode *in, u64 begun_ns)
+{
+	/* Rule 19: a host that was declared dead has no hold on what it read, and what looks damaged
+	 * may be somebody else's.  Hosts that share coherent memory are on one machine: there only one that slept can have missed it. */
+	bool own = in->state == BFS_ST_NEW && !in->frozen && !in->gone; /* nobody else can have freed it */
+	if (!own && !b->o.readonly && (!b->m->coherent || b->m->ops->mono_ns(b->m) - begun_ns > b->o.suspect_ns / 4) && !lease_ok(b))
+		return bfs_fail(b, -ESTALE, "this host has been declared dead while it was reading; attach it again");
+	return 0;
+}
+
 static ssize_t read_locked(struct bfs *b, struct bfs_inode *in, u64 off, void *buf, size_t len)
 {
 	u64 size = atomic_load(&in->size), begun = b->m->ops->mono_ns(b->m);
@@ -233,28 +243,108 @@ static ssize_t read_locked(struct bfs *b, struct bfs_inode *in, u64 off, void *b
 	if (len > INT64_MAX) len = INT64_MAX;
 	int rc = fl_read_range(b, in, off, buf, len);
 	if (rc && rc != -EIO) return rc;
-	/* Rule 19: a host that was declared dead has no hold on what it read, and what looks damaged
-	 * may be somebody else's.  Hosts that share coherent memory are on one machine: there only one that slept can have missed it. */
-	bool own = in->state == BFS_ST_NEW && !in->frozen && !in->gone; /* nobody else can have freed it */
-	if (!own && !b->o.readonly && (!b->m->coherent || b->m->ops->mono_ns(b->m) - begun > b->o.suspect_ns / 4) && !lease_ok(b))
-		return bfs_fail(b, -ESTALE, "this host has been declared dead while it was reading; attach it again");
+	int lost = still_ours(b, in, begun);
+	if (lost) return lost;
 	return rc ? rc : (ssize_t)len;
 }
 
-ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len)
+/* For reading: the inode, locked and settled. */
+static int lock_read(struct bfs *b, u64 fh, struct bfs_inode **out)
 {
 	struct bfs_handle *h = hd_get(b, fh);
 	if (!h || (h->flags & O_ACCMODE) == O_WRONLY) return -EBADF;
 	struct bfs_inode *in = h->in;
-	ssize_t n = in_lock(b, in, in->reload);
-	if (n) return n;
-	if (in->reload && (n = sl_settle(b, in)) && !in->gone) {
+	int rc = in_lock(b, in, in->reload);
+	if (rc) return rc;
+	if (in->reload && (rc = sl_settle(b, in)) && !in->gone) {
 		in_unlock(b, in);
-		return n;
+		return rc;
 	}
+	*out = in;
+	return 0;
+}
+
+ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len)
+{
+	struct bfs_inode *in;
+	ssize_t n = lock_read(b, fh, &in);
+	if (n) return n;
 	n = read_locked(b, in, off, buf, len);
 	in_unlock(b, in);
 	return n;
+}
+
+/* ---- reading in place ------------------------------------------------------------------------- */
+#define PIECES 200
+#define ZEROS (64u << 10)
+
+/* Checks the chunks of [off, end) that weren't checked before, through a buffer that stays in the cache. */
+static int verify_range(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
+{
+	u8 *bounce = NULL;
+	int rc = 0;
+	if (in->nsums) fl_vtag(b, in);
+	for (u64 c = off / b->sb.chunk_bytes; c * b->sb.chunk_bytes < end && !rc; c++) {
+		u64 bit = fl_covered(b, in, c) ? vbit_of(b, in, c) : 0, from = c * b->sb.chunk_bytes;
+		if (!bit || __atomic_load_n(&b->verified[(bit - 1) / 8], __ATOMIC_ACQUIRE) >> (bit - 1) % 8 & 1) continue;
+		u64 size = in->state == BFS_ST_SEALED ? atomic_load(&in->size) : max64(in->base_size, atomic_load(&in->size));
+		if (!bounce && !(bounce = fl_bounce(b))) return -ENOMEM;
+		/* all of it, so that it is compared in the buffer and noted as checked */
+		rc = fl_read_chunk(b, in, c, from, bounce, min64(b->sb.chunk_bytes, size - from));
+	}
+	fl_bounce_end(b, bounce);
+	return rc;
+}
+
+/* where bytes [off, off + len) lie; how many pieces, or max + 1 */
+static int pieces(struct bfs *b, const struct bfs_inode *in, u64 off, u64 len, struct iovec *v, int max)
+{
+	static const u8 zeros[ZEROS];
+	int n = 0;
+	for (int i = mp_at(in, off / BFS_GRANULE); len; n++) {
+		const struct bfs_extent *e = i < in->next_ext ? &in->ext[i] : NULL;
+		u64 from = e ? e->file_granule * BFS_GRANULE : UINT64_MAX, to = e ? from + (u64)e->len * BFS_GRANULE : UINT64_MAX, take;
+		if (n == max) return max + 1;
+		if (from > off || !e->addr) { /* a hole */
+			take = min64(min64(len, (from > off ? from : to) - off), ZEROS);
+			v[n] = (struct iovec){(void *)(uintptr_t)zeros, take};
+		} else {
+			take = min64(len, to - off);
+			v[n] = (struct iovec){(u8 *)al_mem(b, e->addr) + (off - from), take};
+		}
+		off += take, len -= take;
+		if (off >= to) i++;
+	}
+	return n;
+}
+
+ssize_t bfs_read_pieces(struct bfs *b, u64 fh, u64 off, size_t len, void *buf, size_t buf_len, bfs_sink *sink, void *arg)
+{
+	struct bfs_inode *in;
+	struct iovec v[PIECES];
+	u64 begun = b->m->ops->mono_ns(b->m);
+	ssize_t rc = lock_read(b, fh, &in);
+	if (rc) return rc;
+	u64 size = atomic_load(&in->size);
+	if (off >= size || !len) {
+		in_unlock(b, in);
+		return 0;
+	}
+	if (len > size - off) len = size - off;
+	int n = PIECES + 1;
+	if (b->m->coherent && b->o.verify != BFS_VERIFY_ALWAYS) n = pieces(b, in, off, len, v, PIECES);
+	if (n > PIECES) {
+		if (len > buf_len) rc = -EOVERFLOW;
+		else if ((rc = read_locked(b, in, off, buf, len)) > 0) v[0] = (struct iovec){buf, (size_t)rc}, rc = 0, n = 1;
+	} else if (!(rc = verify_range(b, in, off, off + len))) {
+		rc = still_ours(b, in, begun);
+	} else if (rc == -EIO) {
+		int lost = still_ours(b, in, begun);
+		if (lost) rc = lost;
+	}
+	if (!rc) rc = sink(arg, v, n);
+	in_unlock(b, in);
+	return rc;
 }
 
 /* f on a published object as it is now, without opening it; what is written here, or lies in many

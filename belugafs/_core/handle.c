@@ -30,12 +30,18 @@ int hd_new(struct bfs *b, struct bfs_inode *in, int flags, u64 *fh)
 		if (b->handle_free) b->handle_free = h->next_free;
 		else b->nhandles++;
 		u64 gen = (atomic_load(&h->id) >> 32) + 1;
-		h->in = in, h->flags = flags;
+		h->in = in, h->flags = flags, h->user[0] = h->user[1] = 0;
 		*fh = gen << 32 | (i + 1);
 		atomic_store_explicit(&h->id, *fh, memory_order_release);
 	}
 	unlk(b, &b->ilock);
 	return rc;
+}
+
+u64 *bfs_handle_user(struct bfs *b, u64 fh)
+{
+	struct bfs_handle *h = hd_get(b, fh);
+	return h ? h->user : NULL;
 }
 
 int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh)

@@ -322,7 +322,7 @@ struct bfs_inode {
 	u8 as;                  /* owner + 1 whose overlay is seen: this host, or one that is recovered */
 	u64 scratch;            /* extent that a compacted copy is in, 0 none */
 };
-struct bfs_handle { _Atomic(u64) id; struct bfs_inode *in; int flags; u32 next_free; };
+struct bfs_handle { _Atomic(u64) id; struct bfs_inode *in; int flags; u32 next_free; u64 user[2]; };
 
 struct bfs_inode *in_find(struct bfs *b, u64 ino);             /* not counted; under ilock */
 bool in_is_open(struct bfs *b, u64 ino);

@@ -208,7 +208,7 @@ def test_many_open_files(
     finally:
         for fd in fds:
             os.close(fd)
-    assert int(unmounted_pool.stats()["open_files"]) == 0
+    unmounted_pool.await_stat("open_files", 0)
     unmounted_pool.umount()
 
 

@@ -68,7 +68,7 @@ def test_what_mount_and_fstab_add_is_accepted() -> None:
         ("high=inf", "high is a percentage"),
         ("low=-3", "low is a percentage"),
         ("low=98", "low=98 is above high=97"),
-        ("transport=direct", "transport is one of auto, pyfuse3"),
+        ("transport=libfuse", "transport is one of auto, pyfuse3, direct"),
         ("remount,ro", "remount is not supported"),
         ("direct_io", "unknown option 'direct_io'; files could not be mapped"),
         ("evcit=lru", "unknown option 'evcit=lru'; did you mean evict?"),

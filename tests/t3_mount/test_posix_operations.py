@@ -19,7 +19,7 @@ from test_core_model import CoreAgainstModel, Twin
 
 from belugafs import _native
 from belugafs.control import ControlDirectory
-from belugafs.fuse import Operations
+from belugafs.transport.operations import Operations
 
 _LISTED_AT_ONCE = 7
 

@@ -210,11 +210,10 @@ def test_without_user_allow_other_the_setting_is_named(
         code = 1
         try:
             os.setuid(65534)
-            options = daemon._fuse_options("/pool", MountOptions(), Reporter())
-            assert "allow_other" not in options
+            assert not daemon._allow_other(MountOptions(), Reporter())
             assert "user_allow_other in /etc/fuse.conf" in notes[0]
             with pytest.raises(daemon.MountError, match="user_allow_other"):
-                daemon._fuse_options("/pool", parse_options(["allow_other"]), Reporter())
+                daemon._allow_other(parse_options(["allow_other"]), Reporter())
             code = 0
         finally:
             os._exit(code)

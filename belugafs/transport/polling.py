@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 import pyfuse3
 import trio
 
-log = logging.getLogger("belugafs.fuse")
+log = logging.getLogger("belugafs.transport")
 
 POLL_MS = 1
 BURST = 64

@@ -47,12 +47,12 @@ from belugafs.control import (
     DIRECTORY_INO,
     DIRECTORY_NAME,
     ControlDirectory,
+    ControlFiles,
     is_control,
 )
-from belugafs.control_commands import CommandError
 from belugafs.opener import Opener, is_killed, opener_of
 
-log = logging.getLogger("belugafs.fuse")
+log = logging.getLogger("belugafs.transport")
 
 CACHE_S = 1.0
 
@@ -70,8 +70,7 @@ _AFTER_DOTDOT = 2
 _COOKIE_SHIFT = 2
 _READDIR_BATCH = 32
 
-# Handles of the control files; the core's are small numbers.
-_CONTROL_HANDLE = 1 << 62
+_CONTROL_HANDLE = ControlFiles.FIRST_HANDLE
 
 _TIME_MAX_NS = (1 << 63) - 1
 
@@ -128,9 +127,7 @@ class Operations(pyfuse3.Operations):
         # Who opened what for writing, from open to release.
         self._writers: dict[int, Opener] = {}
         self._buffer = memoryview(bytearray(REQUEST_BYTES))
-        self._control_texts: dict[int, bytes] = {}
-        self._answers: dict[int, bytes] = {}  # to commands, what is still unread
-        self._control_next = _CONTROL_HANDLE
+        self._control_files = ControlFiles(control)
         self._last_error: str | None = None
 
     def init(self) -> None:
@@ -402,11 +399,10 @@ class Operations(pyfuse3.Operations):
         return FileInfo(fh=fh, keep_cache=False)
 
     def _open_control(self, inode: int, flags: int) -> FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY and inode != COMMAND_INO:
-            raise FUSEError(errno.EPERM)
-        fh = self._control_next
-        self._control_next += 1
-        self._control_texts[fh] = self._control.text(inode)
+        try:
+            fh = self._control_files.open(inode, flags)
+        except PermissionError:
+            raise FUSEError(errno.EPERM) from None
         # The size that stat gives is already another one: read to the end, whatever it says.
         return FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
@@ -418,7 +414,7 @@ class Operations(pyfuse3.Operations):
     @_edge
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
         if fh >= _CONTROL_HANDLE:
-            return self._read_control(fh, off, size)
+            return self._control_files.read(fh, off, size)
         # The reply is written before any other handler runs, so one buffer does for all: a new
         # one for each request would have to be faulted in each time.
         if size > len(self._buffer):
@@ -428,23 +424,14 @@ class Operations(pyfuse3.Operations):
     @_edge
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         if fh >= _CONTROL_HANDLE:
-            self._command(fh, buf)
+            try:
+                self._control_files.write(fh, buf)
+            except _native.CoreError:
+                raise
+            except OSError as error:
+                raise FUSEError(error.errno or errno.EIO) from None
             return len(buf)
         return self._pool.write(fh, off, buf)
-
-    def _command(self, fh: int, line: bytes) -> None:
-        try:
-            self._answers[fh] = self._control.command(line)
-        except CommandError:
-            raise FUSEError(errno.EINVAL) from None
-
-    def _read_control(self, fh: int, off: int, size: int) -> bytes:
-        if fh not in self._answers:
-            return self._control_texts[fh][off : off + size]
-        # The write before has moved the descriptor's offset: an answer is read from its beginning
-        # as a pipe would be.
-        part, self._answers[fh] = self._answers[fh][:size], self._answers[fh][size:]
-        return part
 
     @_edge
     async def flush(self, fh: int) -> None:
@@ -460,8 +447,7 @@ class Operations(pyfuse3.Operations):
     @_edge
     async def release(self, fh: int) -> None:
         if fh >= _CONTROL_HANDLE:
-            del self._control_texts[fh]
-            self._answers.pop(fh, None)
+            self._control_files.release(fh)
             return
         self._writers.pop(fh, None)
         self._pool.release(fh)
@@ -532,11 +518,3 @@ class Operations(pyfuse3.Operations):
 
     def stacktrace(self) -> None:
         """pyfuse3 offers a dump of all tasks by a magic attribute; not on a mount of ours."""
-
-
-def errno_of(error: BaseException) -> int | None:
-    """The errno in what a FUSE main loop raised, through groups of exceptions."""
-    if isinstance(error, BaseExceptionGroup):
-        numbers: list[Any] = [errno_of(part) for part in error.exceptions]
-        return next((number for number in numbers if number is not None), None)
-    return error.errno if isinstance(error, OSError) else None

@@ -1,0 +1,162 @@
+/* Open files.  The handle that the kernel gets is the core's.
+ *
+ * Files are opened with direct_io where the kernel lets such files be mapped (Linux 6.6): reads are answered from the
+ * pool's own pages by one writev, writes come in requests as large as the caller's, and nothing is kept twice.
+ * Elsewhere through the page cache, as over pyfuse3.
+ *
+ * FLUSH seals, so it is only left out for descriptors that can't write. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "server.h"
+
+#define CACHE_S 1u
+#define GETVERSION 0x80087601u /* FS_IOC_GETVERSION of 64-bit programs */
+#define GETVERSION32 0x80047601u
+
+/* Where a write goes is the kernel's decision, also with O_APPEND, which fcntl may set and clear while a file is open. */
+static int flags_of(u32 flags) { return (int)flags & ~O_APPEND; }
+
+static u32 open_flags(const struct ds_req *r, u32 flags)
+{
+	u32 o = (flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC) ? FP_O_NOFLUSH : 0;
+	if (ds_allows_mmap(r->d)) o |= FP_O_DIRECT_IO | FP_O_PARALLEL_DIRECT_WRITES;
+	return o;
+}
+
+static void note_writer(struct ds_req *r, u64 fh)
+{
+	u64 *user = bfs_handle_user(r->b, fh);
+	if (user) ds_opener(r->in->pid, user);
+}
+
+int ds_open(struct ds_req *r)
+{
+	const struct fp_open_in *x = ds_arg(r, sizeof *x);
+	struct fp_open_out o = {0};
+	if (!x) return -EINVAL;
+	if (x->flags & O_TRUNC && x->open_flags & FP_OPEN_KILL_SUIDGID) {
+		int rc = ds_drop_privileges(r->b, r->in->nodeid);
+		if (rc) return rc;
+	}
+	int rc = bfs_open(r->b, r->in->nodeid, flags_of(x->flags), &o.fh);
+	if (rc) return rc;
+	if (x->flags & (O_ACCMODE | O_TRUNC)) note_writer(r, o.fh);
+	o.open_flags = open_flags(r, x->flags);
+	return ds_reply(r, &o, sizeof o);
+}
+
+static int made(struct ds_req *r, int rc, const struct bfs_attr *a, u64 fh, u32 flags)
+{
+	struct { struct fp_entry_out e; struct fp_open_out o; } out = {.o = {.fh = fh}};
+	if (rc) return rc;
+	note_writer(r, fh);
+	/* With publish=close only the descriptors of a new file reach it: its name isn't cached. */
+	ds_entry(r->d, a, ds_config_of(r->d)->publish_close ? 0 : CACHE_S, &out.e);
+	out.o.open_flags = open_flags(r, flags | O_RDWR);
+	return ds_reply(r, &out, sizeof out);
+}
+
+int ds_create(struct ds_req *r)
+{
+	const struct fp_create_in *x = ds_arg(r, sizeof *x);
+	struct bfs_attr a;
+	size_t n;
+	const char *name = x ? ds_name(r, &n) : NULL;
+	u64 fh, dir = r->in->nodeid;
+	if (!name) return -EINVAL;
+	if (dir == BFS_ROOT_INO && !strcmp(name, DS_CONTROL_NAME)) return -EPERM;
+	int rc = bfs_create(r->b, dir, name, n, x->mode, r->in->uid, r->in->gid, flags_of(x->flags), &a, &fh);
+	return made(r, rc, &a, fh, x->flags);
+}
+
+int ds_tmpfile(struct ds_req *r)
+{
+	(void)r;
+	return -EOPNOTSUPP;
+}
+
+/* ---- content -------------------------------------------------------------------------------- */
+struct to_kernel { struct ds_req *r; int rc; };
+static ssize_t pieces(void *arg, const struct iovec *v, int n)
+{
+	struct to_kernel *k = arg;
+	return k->rc = ds_replyv(k->r, v, n);
+}
+
+int ds_read(struct ds_req *r)
+{
+	const struct fp_read_in *x = ds_arg(r, sizeof *x);
+	struct to_kernel k = {.r = r};
+	if (!x) return -EINVAL;
+	u64 fh = x->fh, off = x->offset;
+	size_t size = x->size;
+	/* the copy that may be needed goes where the request was */
+	u8 *buf = (u8 *)(uintptr_t)(x + 1);
+	ssize_t rc = bfs_read_pieces(r->b, fh, off, size, buf, ds_room(r->d), pieces, &k);
+	if (rc == -EFAULT && k.rc) return -EIO; /* the memory answers with an error */
+	if (rc != -EOVERFLOW) return (int)rc;
+	if (!(buf = malloc(size))) return -ENOMEM;
+	rc = bfs_read(r->b, fh, off, buf, size);
+	if (rc > 0) rc = ds_reply(r, buf, (size_t)rc);
+	free(buf);
+	return (int)rc;
+}
+
+int ds_write(struct ds_req *r)
+{
+	const struct fp_write_in *x = ds_arg(r, sizeof *x);
+	const void *data = x ? ds_arg(r, x->size) : NULL;
+	if (!data) return -EINVAL;
+	if (x->write_flags & FP_WRITE_KILL_SUIDGID) {
+		int rc = ds_drop_privileges(r->b, r->in->nodeid);
+		if (rc) return rc;
+	}
+	ssize_t n = bfs_write(r->b, x->fh, x->offset, data, x->size);
+	struct fp_write_out o = {.size = (u32)n};
+	return n < 0 ? (int)n : ds_reply(r, &o, sizeof o);
+}
+
+int ds_flush(struct ds_req *r)
+{
+	const struct fp_flush_in *x = ds_arg(r, sizeof *x);
+	const u64 *user = x ? bfs_handle_user(r->b, x->fh) : NULL;
+	return user ? bfs_flush(r->b, x->fh, ds_is_killed(user)) : -EBADF;
+}
+
+int ds_fsync(struct ds_req *r)
+{
+	const struct fp_fsync_in *x = ds_arg(r, sizeof *x);
+	return x ? bfs_fsync(r->b, x->fh) : -EINVAL;
+}
+
+int ds_release(struct ds_req *r)
+{
+	const struct fp_release_in *x = ds_arg(r, sizeof *x);
+	return x ? bfs_release(r->b, x->fh) : -EINVAL;
+}
+
+int ds_fallocate(struct ds_req *r)
+{
+	(void)r;
+	return -EOPNOTSUPP;
+}
+
+int ds_lseek(struct ds_req *r)
+{
+	(void)r;
+	return -ENOSYS;
+}
+
+/* The generation of an inode, which with its number is never used twice; else nothing that a descriptor could ask. */
+int ds_ioctl(struct ds_req *r)
+{
+	const struct fp_ioctl_in *x = ds_arg(r, sizeof *x);
+	struct { struct fp_ioctl_out o; u64 v; } out = {.v = r->in->nodeid >> 32};
+	if (!x) return -EINVAL;
+	if (x->cmd != GETVERSION && x->cmd != GETVERSION32) return -ENOTTY;
+	size_t n = x->cmd == GETVERSION ? 8 : 4;
+	return x->out_size < n ? -EINVAL : ds_reply(r, &out, sizeof out.o + n);
+}

@@ -1,5 +1,6 @@
 /* Methods of Pool on names, attributes and open files. */
 #include "_native.h"
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #define READDIR_MAX 4096
@@ -424,6 +425,22 @@ static PyObject *pool_create(PoolObject *p, PyObject *args, PyObject *kw)
 	return result;
 }
 
+static PyObject *pool_tmpfile(PoolObject *p, PyObject *args, PyObject *kw)
+{
+	static char *names[] = {"dir", "mode", "uid", "gid", "flags", NULL};
+	u64 dir, fh = 0;
+	u32 mode = 0644, uid = 0, gid = 0, flags = O_RDWR;
+	struct bfs_attr a;
+	int rc;
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O&|O&O&O&O&:tmpfile", names, native_conv_u64, &dir, native_conv_u32, &mode, native_conv_u32, &uid,
+		    native_conv_u32, &gid, native_conv_u32, &flags) ||
+	    !pool_enter(p))
+		return NULL;
+	CORE(p, rc, bfs_tmpfile(b, dir, mode, uid, gid, (int)flags, &a, &fh));
+	pool_leave(p);
+	return rc < 0 ? native_raise(native_CoreError, rc) : Py_BuildValue("(NK)", native_attr(&a), (unsigned long long)fh);
+}
+
 static PyObject *pool_open(PoolObject *p, PyObject *const *args, Py_ssize_t n)
 {
 	u64 ino, fh = 0;
@@ -511,6 +528,30 @@ static PyObject *pool_reserve(PoolObject *p, PyObject *const *args, Py_ssize_t n
 	return native_none(rc);
 }
 
+static PyObject *pool_fallocate(PoolObject *p, PyObject *const *args, Py_ssize_t n)
+{
+	u64 fh, off, len;
+	u32 mode;
+	int rc;
+	if (!nargs_are("fallocate", n, 4, 4) || !native_conv_u64(args[0], &fh) || !native_conv_u32(args[1], &mode) || !native_conv_u64(args[2], &off) ||
+	    !native_conv_u64(args[3], &len) || !pool_enter(p))
+		return NULL;
+	CORE(p, rc, bfs_fallocate(b, fh, (int)mode, off, len));
+	pool_leave(p);
+	return native_none(rc);
+}
+
+static PyObject *pool_seek(PoolObject *p, PyObject *const *args, Py_ssize_t n)
+{
+	u64 fh, off;
+	u32 whence;
+	i64 at;
+	if (!nargs_are("seek", n, 3, 3) || !native_conv_u64(args[0], &fh) || !native_conv_u64(args[1], &off) || !native_conv_u32(args[2], &whence) || !pool_enter(p)) return NULL;
+	CORE(p, at, bfs_seek(b, fh, off, (int)whence));
+	pool_leave(p);
+	return at < 0 ? native_raise(native_CoreError, (int)at) : PyLong_FromLongLong(at);
+}
+
 static PyObject *pool_flush(PoolObject *p, PyObject *args, PyObject *kw)
 {
 	static char *names[] = {"fh", "killed", NULL};
@@ -566,7 +607,7 @@ PyMethodDef native_file_methods[] = {
 	FAST(lookup), ONE(getattr), KEYWORDS(setattr), KEYWORDS(mkdir), KEYWORDS(mknod), KEYWORDS(symlink),
 	ONE(readlink), FAST(unlink), FAST(rmdir), KEYWORDS(rename), FAST(link), KEYWORDS(readdir),
 	KEYWORDS(readdirplus), ONE(parent), ONE(opendir), ONE(releasedir), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
-	KEYWORDS(create), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), KEYWORDS(flush),
+	KEYWORDS(create), KEYWORDS(tmpfile), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), FAST(fallocate), FAST(seek), KEYWORDS(flush),
 	ONE(fsync), ONE(release), KEYWORDS(verify),
 	{NULL, NULL, 0, NULL},
 };

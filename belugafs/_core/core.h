@@ -120,6 +120,9 @@ int bfs_removexattr(struct bfs *b, u64 ino, const char *name);
 /* ---- files ---------------------------------------------------------------------- */
 /* flags: O_ACCMODE, O_TRUNC, O_EXCL, O_APPEND of open(2) */
 int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, int flags, struct bfs_attr *a, u64 *fh);
+/* O_TMPFILE: a file without a name, gone with its last handle; without O_EXCL in flags bfs_link may give it one, which
+ * seals it.  -EINVAL: not for writing */
+int bfs_tmpfile(struct bfs *b, u64 dir, u32 mode, u32 uid, u32 gid, int flags, struct bfs_attr *a, u64 *fh);
 int bfs_open(struct bfs *b, u64 ino, int flags, u64 *fh);
 ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len);
 /* As bfs_read, without a copy: sink gets the pieces where they lie in the pool, holes as zeros, once, and hands them
@@ -131,6 +134,10 @@ typedef ssize_t bfs_sink(void *arg, const struct iovec *iov, int n);
 ssize_t bfs_read_pieces(struct bfs *b, u64 fh, u64 off, size_t len, void *buf, size_t buf_len, bfs_sink *sink, void *arg);
 ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len);
 int bfs_reserve(struct bfs *b, u64 fh, u64 size_bytes); /* room, contiguous where possible */
+/* fallocate(2): mode 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_ZERO_RANGE with or without it, FALLOC_FL_PUNCH_HOLE with it.
+ * What has room can be stored into without -ENOSPC until the file is sealed.  One that fails leaves the file as it was. */
+int bfs_fallocate(struct bfs *b, u64 fh, int mode, u64 off, u64 len);
+i64 bfs_seek(struct bfs *b, u64 fh, u64 off, int whence); /* SEEK_DATA, SEEK_HOLE; room that was never written is data */
 int bfs_flush(struct bfs *b, u64 fh, bool killed);      /* close(2): seals; killed: abandons a first writing */
 int bfs_fsync(struct bfs *b, u64 fh);
 int bfs_release(struct bfs *b, u64 fh);

@@ -64,12 +64,14 @@ u8 *fl_bounce(struct bfs *b);                                       /* chunk_byt
 void fl_bounce_end(struct bfs *b, u8 *p);
 
 /* file_overlay.c ------------------------------------------------------------------ */
-#define GAPS 32 /* of one transaction */
+#define GAPS 32    /* of one transaction */
+#define EXTENTS 64
 struct want {
 	u64 fg, end;  /* granules that are to be overlay */
 	u64 more;     /* granules behind end that would be welcome */
 	bool holes;   /* what is mapped is good as it is (reserve) */
 	bool creator;
+	bool fill;    /* the caller doesn't store into all of it: what is below the size is there at once */
 };
 struct gap { u64 fg, len; };
 /* record of a piece of the overlay; addr 0: hole over base */
@@ -83,6 +85,7 @@ int ov_drop(struct txn *t, struct bfs_inode *in, u64 fg, u64 end);  /* overlay r
 struct bfs_obj *ov_writable(struct txn *t, struct bfs_inode *in, bool creator, bool *unsealed, int *rc);
 int ov_unsealed(struct bfs *b, struct bfs_inode *in, u8 cls);       /* after its acknowledgement */
 int ov_row_dirty(struct bfs *b, struct bfs_inode *in);              /* before the first store after a seal or sync */
+bool ov_is_base(const struct bfs_inode *in, u64 g);                 /* this granule is what was sealed */
 int ov_gaps(const struct bfs_inode *in, const struct want *w, struct gap *g, int max, u64 most); /* what w lacks; count */
 int ov_grant(struct bfs *b, struct bfs_inode *in, const struct want *w, const struct gap *g, int ng);
 
@@ -91,10 +94,29 @@ int fl_put_bytes(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, si
 bool fl_again(struct bfs_inode *in, int rc, int *tries);            /* the outcome is unknown: settle, and ask again */
 /* [off, end) becomes overlay, in a file that is unsealed by it; more granules are welcome behind it */
 int fl_prepare(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u64 more, bool creator);
+int fl_check_chunk(struct bfs *b, struct bfs_inode *in, u64 c);      /* is it what was sealed? */
+int fl_check_partly(struct bfs *b, struct bfs_inode *in, u64 off, u64 end); /* those that a store to [off, end) changes in part */
+bool fl_adding(const struct bfs_inode *in);                         /* could the next store still be one that only adds? */
+bool fl_overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end);
 void fl_sums_drop(struct bfs *b, struct bfs_inode *in, u64 off, u64 end); /* noted while writing */
 int fl_zero_gap(struct bfs *b, struct bfs_inode *in, u64 from, u64 to, bool creator);
 
+/* file_alloc.c, file_punch.c ------------------------------------------------------ */
+struct before { /* a call that allocates, so that one that fails leaves it */
+	struct bfs_extent *ext;
+	int n;
+	u64 granules;
+	u8 state, cls, rowst;
+	bool dirty, lives_on;
+};
+int fl_remember(struct bfs *b, const struct bfs_inode *in, struct before *s); /* s->ext is the caller's to free */
+void fl_put_back(struct bfs *b, struct bfs_inode *in, const struct before *s); /* under lock; not after -EAGAIN */
+/* granules [fg, end) become overlay with what they hold; holes: base is good as it is */
+int fl_room(struct bfs *b, struct bfs_inode *in, u64 fg, u64 end, bool holes, bool creator);
+int fl_punch(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator);
+
 /* file_size.c --------------------------------------------------------------------- */
+int fl_only_times(struct bfs *b, struct bfs_inode *in); /* under lock: nothing else changes */
 int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator); /* under lock */
 
 /* row.c --------------------------------------------------------------------------- */

@@ -6,8 +6,6 @@
  * (file_write.c). */
 #include "file.h"
 
-#define EXTENTS 64      /* of one transaction */
-
 /* ---- the overlay in the tree ----------------------------------------------------------------------- */
 /* Pieces of the overlay are its records, one to one: the map says which records there are. */
 static int ov_cut(struct txn *t, struct bfs_inode *in, u64 fg, u64 end, bool data)
@@ -98,6 +96,12 @@ int ov_row_dirty(struct bfs *b, struct bfs_inode *in)
 }
 
 /* ---- making room for a store ------------------------------------------------------------------------- */
+bool ov_is_base(const struct bfs_inode *in, u64 g)
+{
+	int i = mp_at(in, g);
+	return i < in->next_ext && in->ext[i].file_granule <= g && in->ext[i].addr && !in->ext[i].overlay;
+}
+
 int ov_gaps(const struct bfs_inode *in, const struct want *w, struct gap *g, int max, u64 most)
 {
 	int n = 0;
@@ -176,8 +180,8 @@ static int put_in_place(struct bfs *b, struct bfs_inode *in, const struct want *
 /* Grants for the gaps, in one transaction.  The extents are in the tree, and acknowledged,
  * before the caller stores into them: another leader keeps out of them from then on.
  *
- * Where they come into a content that a crash has to leave (sealed, or synced), they stand far
- * behind the end at first, where recovery drops them; that content is copied into them, and a
+ * Where they come into a content that a crash has to leave (sealed, or synced), or one that the caller
+ * won't store over (fill), they stand far behind the end at first, where recovery drops them; that content is copied into them, and a
  * second transaction puts them in place.  So whatever the overlay shows was stored: the old
  * bytes, or newer ones, never what a former owner of these granules left in them. */
 int ov_grant(struct bfs *b, struct bfs_inode *in, const struct want *w, const struct gap *g, int ng)
@@ -189,7 +193,7 @@ int ov_grant(struct bfs *b, struct bfs_inode *in, const struct want *w, const st
 	bool un = false, was = false;
 	int rc, ne = 0, nr = 0;
 	bool promised = in->state == BFS_ST_SEALED || in->state == BFS_ST_DIRTY || in->rowst != BFS_ROW_FREE;
-	bool two = promised && ng && g[0].fg < granules(atomic_load(&in->size));
+	bool two = (promised || w->fill) && ng && g[0].fg < granules(atomic_load(&in->size));
 	if (in_batch(b) && ng) return bfs_fail(b, -EBUSY, "inside a batch data goes only where room was reserved before it");
 	for (int i = 0; i < ng; i++) n += g[i].len;
 	if (ng && (rc = ov_row_dirty(b, in))) return rc;

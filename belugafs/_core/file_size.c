@@ -58,7 +58,7 @@ undo:
 }
 
 /* To the size that it has: no more than its times change. */
-static int only_times(struct bfs *b, struct bfs_inode *in)
+int fl_only_times(struct bfs *b, struct bfs_inode *in)
 {
 	struct txn *t;
 	int rc;
@@ -78,7 +78,7 @@ int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	int rc = sl_settle(b, in), tries = 0;
 	u64 old = atomic_load(&in->size);
 	if (size > SIZE_MAX_BYTES) return -EFBIG;
-	if (rc || size == old) return rc ? rc : only_times(b, in);
+	if (rc || size == old) return rc ? rc : fl_only_times(b, in);
 	/* Cut short is overwritten; emptied is begun anew (a temporary file of a fixed name). */
 	in->overwrote |= size && size < old && in->state != BFS_ST_NEW;
 	while (fl_again(in, rc = size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {

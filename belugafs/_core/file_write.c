@@ -38,10 +38,21 @@ bool fl_again(struct bfs_inode *in, int rc, int *tries)
 	return ++*tries < 5;
 }
 
-static bool is_base(const struct bfs_inode *in, u64 g)
+/* A chunk that is changed in part gets a new sum: over what was right before. */
+int fl_check_chunk(struct bfs *b, struct bfs_inode *in, u64 c)
 {
-	int i = mp_at(in, g);
-	return i < in->next_ext && in->ext[i].file_granule <= g && in->ext[i].addr && !in->ext[i].overlay;
+	u8 x;
+	if (!fl_covered(b, in, c)) return 0;
+	fl_vtag(b, in);
+	return fl_read_chunk(b, in, c, c * b->sb.chunk_bytes, &x, 1);
+}
+int fl_check_partly(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
+{
+	u64 cb = b->sb.chunk_bytes, size = atomic_load(&in->size);
+	int rc = 0;
+	for (u64 c = off / cb, last = (end - 1) / cb; c <= last && !rc; c = c < last ? last : c + 1) /* those between are changed whole */
+		if (off > c * cb || end < min64((c + 1) * cb, size)) rc = fl_check_chunk(b, in, c);
+	return rc;
 }
 
 /* [off, end) becomes overlay, in a file that is unsealed.  What a first and a last granule
@@ -49,21 +60,16 @@ static bool is_base(const struct bfs_inode *in, u64 g)
 static int prepare_once(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u64 more, bool creator)
 {
 	u64 size = atomic_load(&in->size), lo = off / BFS_GRANULE, hi = off < end ? granules(end) : lo;
-	struct want w = {lo, hi, more, false, creator};
+	struct want w = {.fg = lo, .end = hi, .more = more, .creator = creator};
 	struct gap g[GAPS];
 	u8 *old = NULL;
 	int rc = 0, ng;
-	if (off < end && (in->state == BFS_ST_SEALED || in->base_end > lo)) {
+	/* where there is room (fallocate), no more is asked for */
+	if (off < end && (in->state == BFS_ST_SEALED || in->base_end > lo) && !mp_is_overlay(in, lo, hi)) {
 		u64 base_end = in->state == BFS_ST_SEALED ? granules(size) : min64(in->base_end, granules(size));
-		while (w.fg % COW_UNIT && is_base(in, w.fg - 1)) w.fg--;
-		while (w.end % COW_UNIT && w.end < base_end && is_base(in, w.end)) w.end++;
-		/* A chunk that is changed in part gets a new sum: over what was right before. */
-		if (in->nsums) fl_vtag(b, in);
-		for (u64 c = off / b->sb.chunk_bytes; c <= (end - 1) / b->sb.chunk_bytes; c++)
-			if (fl_covered(b, in, c) && (off > c * b->sb.chunk_bytes || end < min64((c + 1) * b->sb.chunk_bytes, size))) {
-				u8 x;
-				if ((rc = fl_read_chunk(b, in, c, c * b->sb.chunk_bytes, &x, 1))) return rc;
-			}
+		while (w.fg % COW_UNIT && ov_is_base(in, w.fg - 1)) w.fg--;
+		while (w.end % COW_UNIT && w.end < base_end && ov_is_base(in, w.end)) w.end++;
+		if ((rc = fl_check_partly(b, in, off, end))) return rc;
 	}
 	u64 head = w.fg * BFS_GRANULE, hn = 0, tn = 0; /* bytes from head, bytes behind end */
 	if (off < end && head < off && head < size && !mp_is_overlay(in, w.fg, w.fg + 1)) hn = min64(off, size) - head;
@@ -181,10 +187,10 @@ void hd_touch(struct bfs *b, struct bfs_handle *h)
 }
 
 /* Could the next store still be one that only adds?  See BFS_OF_FORMING. */
-static bool adding(const struct bfs_inode *in) { return in->flags & BFS_OF_FORMING && !in->overwrote && in->state != BFS_ST_NEW; }
+bool fl_adding(const struct bfs_inode *in) { return in->flags & BFS_OF_FORMING && !in->overwrote && in->state != BFS_ST_NEW; }
 
 /* Does a store to [off, end) change what was sealed, or does it only add to it?  Zeros were nothing. */
-static bool overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
+bool fl_overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
 {
 	u8 old[BFS_GRANULE];
 	end = min64(end, atomic_load(&in->size));
@@ -207,7 +213,7 @@ static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 o
 {
 	u64 end = off + len, size = atomic_load(&in->size);
 	bool seq = off == size && end > size;
-	if (adding(in)) in->overwrote = overwrites(b, in, off, end);
+	if (fl_adding(in)) in->overwrote = fl_overwrites(b, in, off, end);
 	int rc = fl_prepare(b, in, off, end, seq ? growth(b, in, granules(len)) : 0, creator);
 	if (rc) return rc;
 	size = atomic_load(&in->size);
@@ -234,7 +240,7 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	hd_touch(b, h);
 	if ((rc = in_lock(b, in, false))) return rc;
 	/* In place: nothing but bytes changes. */
-	if (!append && in->dirty && !adding(in) && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
+	if (!append && in->dirty && !fl_adding(in) && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
 	    off + len <= atomic_load(&in->size) && mp_is_overlay(in, off / BFS_GRANULE, granules(off + len))) {
 		fl_sums_drop(b, in, off, off + len);
 		if (!(rc = fl_put_bytes(b, in, off, buf, len))) atomic_store(&in->wtime, (i64)now_ns(b));
@@ -249,29 +255,4 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	}
 	in_unlock(b, in);
 	return rc ? rc : (ssize_t)len;
-}
-
-int bfs_reserve(struct bfs *b, u64 fh, u64 bytes)
-{
-	struct bfs_handle *h = hd_get(b, fh);
-	if (!h || !hd_writes(h->flags)) return -EBADF;
-	struct bfs_inode *in = h->in;
-	struct want w = {0, granules(bytes), 0, true, (h->flags & H_CREATOR) && in->created_here};
-	struct gap g[GAPS];
-	int rc, ng, tries = 0;
-	if (bytes > SIZE_MAX_BYTES) return -EFBIG;
-	if ((rc = in_lock(b, in, true))) return rc;
-	rc = sl_settle(b, in);
-	while (!rc && (ng = ov_gaps(in, &w, g, GAPS, 16ull * b->sb.region_granules)) > 0) {
-		u64 size = atomic_load(&in->size);
-		if (!(rc = ov_grant(b, in, &w, g, ng)) && !(rc = ov_row_dirty(b, in)))
-			for (int i = 0; i < ng && !rc; i++) { /* what was a hole below the size is zeros */
-				u64 lo = g[i].fg * BFS_GRANULE, hi = min64((g[i].fg + g[i].len) * BFS_GRANULE, size);
-				if (lo < hi) rc = fl_put_bytes(b, in, lo, NULL, hi - lo);
-				if (lo < hi) in->dirty = true, fl_sums_drop(b, in, lo, hi);
-			}
-		if (fl_again(in, rc, &tries)) rc = sl_settle(b, in);
-	}
-	in_unlock(b, in);
-	return rc;
 }

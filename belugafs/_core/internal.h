@@ -206,6 +206,8 @@ int nm_publish(struct txn *t, struct bfs_obj *o);
 /* New regular file: checks, ob_alloc, nm_add.  owner 0: empty, sealed, ordinary; else NEW, class block, private
  * (the OPEN record is the caller's).  -EEXIST: *ino is the one there. */
 int nm_create(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, u8 owner, u64 *ino);
+/* New regular file without a name, an orphan of this host in its first writing (the OPEN record is the caller's). */
+int nm_nameless(struct txn *t, u64 dir, u32 mode, u32 uid, u32 gid, u64 *ino);
 int nm_mkdir(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, u8 flags, u64 *ino); /* flags: BFS_OF_NSBLOCK */
 /* The last release of an orphan of that host: its record and the object. */
 int nm_free_orphan(struct txn *t, u32 host, u64 ino);
@@ -319,6 +321,7 @@ struct bfs_inode {
 	u8 seal_flags;
 	bool unverified;        /* this seal can't vouch for the content */
 	bool killed;            /* its writer was: never sealed */
+	bool nameless;          /* under ilock: made without a name, and may get one */
 	u8 as;                  /* owner + 1 whose overlay is seen: this host, or one that is recovered */
 	u64 scratch;            /* extent that a compacted copy is in, 0 none */
 };
@@ -341,6 +344,9 @@ int sl_recover(struct bfs *b);                                 /* own rows and u
 int sl_pending(struct bfs *b);                                 /* 1: a crash left something in the own slot; rows are read */
 int sl_recover_slot(struct bfs *b, u32 slot);                  /* of a host that is fenced or was booted anew: on its behalf */
 int sl_force(struct bfs *b, u64 ino);                          /* rename and link of a file being written */
+/* A file made without a name is about to get one: counted until sl_named, which seals it unless that has failed. */
+struct bfs_inode *sl_nameless(struct bfs *b, u64 ino);         /* NULL: isn't one */
+int sl_named(struct bfs *b, struct bfs_inode *in, int rc);
 /* Reader without an open: announces the extents (at most 64) of a published object, then checks against the newest
  * applied root that they are its (rule 16).  Slot for in_hazard_end, or -ESTALE: look the name up again. */
 int in_hazard(struct bfs *b, u64 ino, u32 version, const struct bfs_extent *e, int n);

@@ -3,6 +3,23 @@
 #include "name.h"
 
 /* ---- making ---------------------------------------------------------------------------------- */
+/* An object that dir is going to have; with an owner one in its first writing there. */
+static struct bfs_obj *fresh(struct txn *t, u64 dir, const struct bfs_obj *d, u32 mode, u32 uid, u32 gid, u8 owner, int *rc)
+{
+	if (d->mode & S_ISGID) { /* as on every local filesystem: group of the directory */
+		gid = d->gid;
+		if (S_ISDIR(mode)) mode |= S_ISGID;
+	}
+	t->keep = dir; /* should slots be out */
+	struct bfs_obj *o = ob_alloc(t, mode, uid, gid, rc);
+	t->keep = 0;
+	if (!o || !owner) return o;
+	ob_count(t, o, -1);
+	o->state = BFS_ST_NEW, o->cls = BFS_CLS_BLOCK, o->owner = owner, o->flags |= BFS_OF_FORMING;
+	ob_count(t, o, 1);
+	return o;
+}
+
 /* Checks, object, entry.  NULL: *rc; -EEXIST sets *ino. */
 static struct bfs_obj *make(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, u8 owner, u64 *ino, int *rc)
 {
@@ -14,19 +31,8 @@ static struct bfs_obj *make(struct txn *t, u64 dir, const void *name, size_t len
 		if (!*rc) *rc = -EEXIST, *ino = e.ino;
 		return NULL;
 	}
-	if (d->mode & S_ISGID) { /* as on every local filesystem: group of the directory */
-		gid = d->gid;
-		if (S_ISDIR(mode)) mode |= S_ISGID;
-	}
-	t->keep = dir; /* should slots be out */
-	struct bfs_obj *o = ob_alloc(t, mode, uid, gid, rc);
-	t->keep = 0;
+	struct bfs_obj *o = fresh(t, dir, d, mode, uid, gid, owner, rc);
 	if (!o) return NULL;
-	if (owner) {
-		ob_count(t, o, -1);
-		o->state = BFS_ST_NEW, o->cls = BFS_CLS_BLOCK, o->owner = owner, o->flags |= BFS_OF_FORMING;
-		ob_count(t, o, 1);
-	}
 	if ((*rc = nm_add(t, dir, BFS_EK_NAME, name, len, o, owner, NULL))) return NULL;
 	*ino = ob_ino(o);
 	return o;
@@ -37,6 +43,17 @@ int nm_create(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u3
 	int rc;
 	make(t, dir, name, len, S_IFREG | (mode & 07777), uid, gid, owner, ino, &rc);
 	return rc;
+}
+
+/* An orphan from the beginning: what becomes of one that has lost its names becomes of it. */
+int nm_nameless(struct txn *t, u64 dir, u32 mode, u32 uid, u32 gid, u64 *ino)
+{
+	int rc = 0;
+	const struct bfs_obj *d = nm_dir(tview(t), dir, &rc), *o = d ? fresh(t, dir, d, S_IFREG | (mode & 07777), uid, gid, (u8)(t->b->slot + 1), &rc) : NULL;
+	if (!o) return rc;
+	*ino = ob_ino(o);
+	struct bfs_rec r = {.k = KEY(BFS_T(BFS_T_ORPHAN, t->b->slot), o->slot, 0), .x = *ino};
+	return (rc = bt_put(t, &r)) ? txn_fail(t, rc) : 0;
 }
 
 int nm_mkdir(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, u8 flags, u64 *ino)

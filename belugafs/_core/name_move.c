@@ -157,7 +157,8 @@ int bfs_rename(struct bfs *b, u64 dir, const void *name, size_t len, u64 dir2, c
 }
 
 /* ---- hard links ------------------------------------------------------------------------------------ */
-static int link_in(struct txn *t, u64 ino, u64 dir, const void *name, size_t len, struct bfs_attr *a)
+/* nameless: may be one without a name, that gets its first, as private as that of any other first writing */
+static int link_in(struct txn *t, u64 ino, u64 dir, const void *name, size_t len, bool nameless, struct bfs_attr *a)
 {
 	struct view *v = tview(t);
 	struct ht_entry e, own;
@@ -166,14 +167,16 @@ static int link_in(struct txn *t, u64 ino, u64 dir, const void *name, size_t len
 	const struct bfs_obj *c = ob_get(v, ino, &rc);
 	if (!c) return rc;
 	if (S_ISDIR(c->mode)) return -EPERM;
-	if (!c->nlink || (c->state == BFS_ST_NEW && c->owner != t->b->slot + 1)) return -ENOENT;
+	if ((!c->nlink && !nameless) || (c->state == BFS_ST_NEW && c->owner != t->b->slot + 1)) return -ENOENT;
 	if (c->nlink >= BFS_LINK_MAX) return -EMLINK;
 	if (!(rc = ht_find(v, dir, BFS_EK_NAME, name, len, &e))) return -EEXIST;
 	if (rc != -ENOENT) return rc;
-	if ((rc = ht_by_cookie(v, c->hash, c->parent, c->cookie, &own))) return rc == -ENOENT ? -EIO : rc;
+	if (!c->nlink) own = (struct ht_entry){.kind = BFS_EK_NAME, .owner = c->owner};
+	else if ((rc = ht_by_cookie(v, c->hash, c->parent, c->cookie, &own))) return rc == -ENOENT ? -EIO : rc;
 	if (own.kind == BFS_EK_KEY) return bfs_fail(t->b, -EPERM, "a block has one name");
 	struct bfs_obj *o = ob_cow(t, ino);
 	if (!o) return t->poison;
+	if (!o->nlink && (rc = bt_del(t, KEY(BFS_T(BFS_T_ORPHAN, t->b->slot), o->slot, 0)))) return txn_fail(t, rc == -ENOENT ? -EIO : rc);
 	named_again(t, o); /* with several names it isn't evicted, whatever its class */
 	if ((rc = nm_add(t, dir, BFS_EK_NAME, name, len, o, own.owner, NULL))) return rc;
 	o->ctime_ns = (i64)now_ns(t->b);
@@ -186,9 +189,11 @@ int bfs_link(struct bfs *b, u64 ino, u64 dir, const void *name, size_t len, stru
 	struct txn *t;
 	struct bfs_attr tmp;
 	if (is_syn(ino)) return -EPERM;
-	int rc = seal_first(b, ino);
-	if (rc || (rc = op_begin(b, &t))) return rc;
-	rc = op_end(b, t, link_in(t, ino, dir, name, len, a ? a : &tmp));
+	struct bfs_inode *in = sl_nameless(b, ino);
+	int rc = in ? 0 : seal_first(b, ino);
+	if (!rc && !(rc = op_begin(b, &t))) rc = op_end(b, t, link_in(t, ino, dir, name, len, in, a ? a : &tmp));
+	if (in) rc = sl_named(b, in, rc);
+	if (!rc && in && a && !in_batch(b)) return bfs_getattr(b, ino, a);
 	if (!rc && a && S_ISREG(a->mode)) in_overlay_attr(b, a);
 	return rc;
 }

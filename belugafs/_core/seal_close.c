@@ -272,6 +272,35 @@ int sl_force(struct bfs *b, u64 ino)
 	return rc;
 }
 
+struct bfs_inode *sl_nameless(struct bfs *b, u64 ino)
+{
+	lk(b, &b->ilock);
+	struct bfs_inode *in = in_find(b, ino);
+	if (in && (!in->nameless || in->dying || in->gone)) in = NULL;
+	if (in) in->opens++, in->uses++;
+	unlk(b, &b->ilock);
+	return in;
+}
+
+/* It is finished, as one that is renamed; its names are published by the seal. */
+int sl_named(struct bfs *b, struct bfs_inode *in, int rc)
+{
+	if (!rc) {
+		in_batch_mark(b, in);
+		if (!(rc = in_lock(b, in, true))) {
+			rc = sl_flush(b, in);
+			if (rc == -EEXIST && !in->deferred) in->lost = false; /* it has lost that name, and may get another one */
+			in_unlock(b, in);
+		}
+		if (rc != -EEXIST) rc = 0; /* it has its name; the next close tries again, and says why it can't */
+		lk(b, &b->ilock);
+		if (!rc && !in->in_batch) in->nameless = false;
+		unlk(b, &b->ilock);
+	}
+	in_put(b, in, false);
+	return rc;
+}
+
 /* ---- what was put off ---------------------------------------------------------------------------- */
 void fl_tick(struct bfs *b)
 {

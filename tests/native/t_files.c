@@ -2,6 +2,7 @@
  *
  *   t_files [test] */
 #include "t_pool.h"
+#include "file.h"
 
 /* ---- one thing each ------------------------------------------------------------------------ */
 static void t_basic(void)
@@ -520,6 +521,570 @@ static void t_bad(void)
 	drop_pool();
 }
 
+/* ---- room and holes ------------------------------------------------------------------------------- */
+#define KEEP FALLOC_FL_KEEP_SIZE
+#define PUNCH (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
+#define ZERO FALLOC_FL_ZERO_RANGE
+
+static void check_bytes(u64 fh, const u8 *want, size_t n, const char *what)
+{
+	u8 *got = malloc(n + 1);
+	IS(bfs_read(b, fh, 0, got, n + 1), n);
+	for (size_t i = 0; i < n; i++) CHECK(got[i] == want[i], "%s: byte %zu of %zu is %02x, not %02x", what, i, n, got[i], want[i]);
+	free(got);
+}
+
+/* leaves bytes of others in all of the pool's free space */
+static void litter(void)
+{
+	u64 d = mkdir_("litter"), ino, fh = create(d, "f", O_WRONLY, &ino);
+	static u8 buf[1 << 20];
+	memset(buf, 0xee, sizeof buf);
+	bool none = b->o.evict_none;
+	b->o.evict_none = true;
+	for (u64 off = 0;; off += sizeof buf) {
+		ssize_t n = bfs_write(b, fh, off, buf, sizeof buf);
+		if (n == -ENOSPC) break;
+		IS(n, sizeof buf);
+	}
+	b->o.evict_none = none;
+	close_(fh);
+	OK(bfs_unlink(b, d, N("f")));
+	for (int i = 0; i < 4; i++) settle();
+	CHECK(!st().quarantined_granules, "litter stays");
+}
+
+/* a file in each state in which it can be written; its handle, 20,000 bytes of pattern 7 */
+enum { NEW, SYNCED, SEALED, DIRTY, ABANDONED, STATES };
+static u64 in_state(int state, u64 dir, u64 *ino)
+{
+	u8 buf[20000];
+	pattern(7, 0, buf, sizeof buf);
+	u64 fh = create(dir, "f", O_RDWR, ino);
+	write_(fh, 0, buf, sizeof buf);
+	if (state == SYNCED) OK(bfs_fsync(b, fh));
+	if (state < SEALED) return fh;
+	OK(bfs_flush(b, fh, state == ABANDONED));
+	OK(bfs_release(b, fh));
+	fh = open_(*ino, O_RDWR);
+	if (state == DIRTY) write_(fh, 9000, buf + 9000, 10);
+	return fh;
+}
+
+static void t_room(void)
+{
+	static u8 want[300000], got[300000];
+	u64 ino, fh, ro;
+	struct bfs_attr a;
+	make_pool(64, 0);
+	litter();
+	/* what isn't asked for rightly */
+	fh = create(1, "f", O_RDWR, &ino);
+	OK(bfs_open(b, ino, O_RDONLY, &ro));
+	IS(bfs_fallocate(b, 0, 0, 0, 1), -EBADF);
+	IS(bfs_fallocate(b, ro, 0, 0, 1), -EBADF);
+	IS(bfs_fallocate(b, fh, 0, 0, 0), -EINVAL);
+	IS(bfs_fallocate(b, fh, 0, 1ull << 63, 1), -EINVAL);
+	IS(bfs_fallocate(b, fh, 0, 1, 1ull << 63), -EINVAL);
+	IS(bfs_fallocate(b, fh, FALLOC_FL_PUNCH_HOLE, 0, 1), -EOPNOTSUPP);
+	IS(bfs_fallocate(b, fh, PUNCH | ZERO, 0, 1), -EOPNOTSUPP);
+	IS(bfs_fallocate(b, fh, FALLOC_FL_COLLAPSE_RANGE, 0, 4096), -EOPNOTSUPP);
+	IS(bfs_fallocate(b, fh, FALLOC_FL_INSERT_RANGE, 0, 4096), -EOPNOTSUPP);
+	IS(bfs_fallocate(b, fh, 0x4000, 0, 1), -EOPNOTSUPP);
+	IS(bfs_fallocate(b, fh, 0, SIZE_MAX_BYTES, 1), -EFBIG);
+	IS(bfs_fallocate(b, fh, KEEP, 1, SIZE_MAX_BYTES), -EFBIG);
+	IS(bfs_fallocate(b, fh, 0, 0, 1 << 30), -ENOSPC);
+	CHECK(!attr(ino).size && !attr(ino).granules && !st().used_granules, "of a call that fails something stays");
+	OK(bfs_batch_begin(b));
+	IS(bfs_fallocate(b, fh, 0, 0, 4096), -EBUSY);
+	IS(bfs_fallocate(b, fh, PUNCH, 0, 4096), -EBUSY);
+	OK(bfs_batch_abort(b));
+	OK(bfs_release(b, ro));
+	close_(fh);
+	OK(bfs_unlink(b, 1, N("f")));
+
+	for (int state = 0; state < STATES; state++) {
+		char name[] = {'d', (char)('0' + state), 0};
+		u64 d = mkdir_(name); /* that no other file has told its size */
+		fh = in_state(state, d, &ino);
+		memset(want, 0, sizeof want);
+		pattern(7, 0, want, 20000);
+		/* behind the end: seen by st_blocks and nobody else */
+		OK(bfs_fallocate(b, fh, KEEP, 50000, 40000));
+		a = attr(ino);
+		CHECK(a.size == 20000 && a.granules >= 5 + 10, "state %d: size %llu, %llu granules", state, (unsigned long long)a.size, (unsigned long long)a.granules);
+		check_bytes(fh, want, 20000, "kept size");
+		IS(bfs_seek(b, fh, 0, SEEK_HOLE), 20000);
+		IS(bfs_seek(b, fh, 20000, SEEK_DATA), -ENXIO);
+		/* the file grows into it */
+		write_(fh, 60000, "x", 1);
+		want[60000] = 'x';
+		check_bytes(fh, want, 60001, "grown over room");
+		IS(bfs_seek(b, fh, 20000, SEEK_HOLE), 20480);
+		IS(bfs_seek(b, fh, 20480, SEEK_DATA), 49152);
+		IS(bfs_seek(b, fh, 49152, SEEK_HOLE), 60001);
+		OK(bfs_setattr(b, ino, BFS_SET_SIZE, &(struct bfs_attr){.size = 85000}, fh, &a));
+		check_bytes(fh, want, 85000, "truncated up over room");
+		/* with its size, over hole and all */
+		OK(bfs_fallocate(b, fh, 0, 30000, 100000));
+		CHECK(attr(ino).size == 130000, "size %llu", (unsigned long long)attr(ino).size);
+		check_bytes(fh, want, 130000, "grown by room");
+		IS(bfs_seek(b, fh, 20480, SEEK_DATA), 28672);
+		IS(bfs_seek(b, fh, 28672, SEEK_HOLE), 130000);
+		/* zeros, inside, over the hole, over the end */
+		OK(bfs_fallocate(b, fh, ZERO | KEEP, 100, 9000));
+		memset(want + 100, 0, 9000);
+		check_bytes(fh, want, 130000, "zero range");
+		OK(bfs_fallocate(b, fh, ZERO, 19990, 20000));
+		memset(want + 19990, 0, 10);
+		OK(bfs_fallocate(b, fh, ZERO, 59000, 100000));
+		want[60000] = 0;
+		CHECK(attr(ino).size == 159000, "size %llu", (unsigned long long)attr(ino).size);
+		OK(bfs_fallocate(b, fh, ZERO | KEEP, 150000, 50000));
+		check_bytes(fh, want, 159000, "zero range over the end");
+		OK(bfs_fallocate(b, fh, KEEP, 3, 1)); /* is there already */
+		/* holes: whole granules go, the rest is zeros */
+		u64 before = attr(ino).granules;
+		OK(bfs_fallocate(b, fh, PUNCH, 10000, 100000));
+		memset(want + 10000, 0, 100000);
+		a = attr(ino); /* the base granule that is hidden stays until the seal */
+		CHECK(a.size == 159000 && a.granules == before - 23 + (state == SEALED), "state %d: %llu granules, %llu before", state, (unsigned long long)a.granules, (unsigned long long)before);
+		IS(bfs_seek(b, fh, 0, SEEK_HOLE), 12288);
+		IS(bfs_seek(b, fh, 12288, SEEK_DATA), 106496);
+		check_bytes(fh, want, 159000, "punched");
+		before = a.granules;
+		OK(bfs_fallocate(b, fh, PUNCH, 10000, 90000));
+		OK(bfs_fallocate(b, fh, PUNCH, 12288 + 5, 3000)); /* nothing is there */
+		CHECK(attr(ino).granules == before, "punched again");
+		memset(want + 9200, 'y', 50);
+		write_(fh, 9200, want + 9200, 50);
+		OK(bfs_fallocate(b, fh, PUNCH, 9210, 10)); /* inside of a granule */
+		memset(want + 9210, 0, 10);
+		check_bytes(fh, want, 159000, "punched a few bytes");
+		OK(bfs_fallocate(b, fh, PUNCH, 150000, 9000)); /* to the end, and so the granule that it is in */
+		CHECK(attr(ino).granules == before - 2, "the end of the file: %llu", (unsigned long long)attr(ino).granules);
+		OK(bfs_fallocate(b, fh, PUNCH, 160000, 1 << 20)); /* room behind the end */
+		CHECK(attr(ino).size == 159000, "size of a punched file");
+		check_bytes(fh, want, 159000, "punched at the end");
+		close_(fh);
+		a = attr(ino);
+		CHECK(a.state == BFS_ST_SEALED && a.size == 159000 && a.granules == 3 + 11, "state %d: %u, %llu granules sealed", state, a.state, (unsigned long long)a.granules);
+		detach(true);
+		attach();
+		fh = open_(ino, O_RDWR);
+		check_bytes(fh, want, 159000, "sealed");
+		IS(bfs_read(b, fh, 0, got, 1), 1);
+		/* of what is sealed: hidden at once, freed by the seal */
+		OK(bfs_fallocate(b, fh, PUNCH, 0, 159000));
+		IS(bfs_seek(b, fh, 0, SEEK_DATA), -ENXIO);
+		IS(bfs_seek(b, fh, 0, SEEK_HOLE), 0);
+		IS(bfs_seek(b, fh, 159000, SEEK_HOLE), -ENXIO);
+		IS(bfs_seek(b, fh, 0, SEEK_SET), -EINVAL);
+		memset(want, 0, 159000);
+		check_bytes(fh, want, 159000, "all hole");
+		write_(fh, 5000, "z", 1);
+		want[5000] = 'z';
+		check_bytes(fh, want, 159000, "written into a hole over what was sealed");
+		close_(fh);
+		CHECK(attr(ino).granules == 1, "%llu granules", (unsigned long long)attr(ino).granules);
+		detach(true);
+		attach();
+		fh = open_(ino, O_RDONLY);
+		check_bytes(fh, want, 159000, "sealed again");
+		OK(bfs_release(b, fh));
+		OK(bfs_unlink(b, d, N("f")));
+		for (int i = 0; i < 3; i++) settle();
+		CHECK(!st().used_granules && !st().quarantined_granules, "state %d: %llu left", state, (unsigned long long)st().used_granules);
+		check_space();
+	}
+	drop_pool();
+}
+
+/* A file that is allocated first and then written is what one is that is only written; what changes
+ * what was sealed makes it ordinary. */
+static void t_room_class(void)
+{
+	u8 buf[40000];
+	u64 ino, fh;
+	make_pool(64, 0);
+	pattern(3, 0, buf, sizeof buf);
+	fh = create(1, "f", O_RDWR, &ino);
+	OK(bfs_fallocate(b, fh, 0, 0, 40000));
+	write_(fh, 0, buf, 20000);
+	close_(fh);
+	CHECK(attr(ino).cls == BFS_CLS_BLOCK && attr(ino).size == 40000, "class %u", attr(ino).cls);
+	fh = open_(ino, O_RDWR);
+	OK(bfs_fallocate(b, fh, KEEP, 10000, 50000));
+	OK(bfs_fallocate(b, fh, PUNCH, 24576, 4096)); /* zeros were nothing */
+	OK(bfs_fallocate(b, fh, ZERO, 20000, 5000));
+	write_(fh, 20000, buf + 20000, 20000);
+	close_(fh);
+	CHECK(attr(ino).cls == BFS_CLS_ORDINARY, "class %u", attr(ino).cls);
+	OK(bfs_rename(b, 1, N("f"), 1, N("g"), 0));
+	CHECK(attr(ino).cls == BFS_CLS_BLOCK, "put together: class %u", attr(ino).cls);
+	check_block(ino, 3, 40000);
+	for (int how = 0; how < 2; how++) {
+		fh = create(1, "t", O_RDWR, &ino);
+		write_(fh, 0, buf, 40000);
+		close_(fh);
+		fh = open_(ino, O_RDWR);
+		OK(bfs_fallocate(b, fh, how ? PUNCH : ZERO, 30000, 5));
+		close_(fh);
+		OK(bfs_rename(b, 1, N("t"), 1, N("u"), 0));
+		CHECK(attr(ino).cls == BFS_CLS_ORDINARY, "how %d: class %u", how, attr(ino).cls);
+		OK(bfs_unlink(b, 1, N("u")));
+	}
+	/* times change, the content doesn't: nothing is unsealed */
+	ino = put(1, "s", 3, 5000);
+	u64 version = attr(ino).version;
+	i64 was = attr(ino).mtime_ns;
+	fh = open_(ino, O_RDWR);
+	OK(bfs_fallocate(b, fh, PUNCH, 8192, 100000));
+	CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).mtime_ns > was, "unsealed for nothing");
+	close_(fh);
+	CHECK(attr(ino).version == version, "sealed for nothing");
+	check_space();
+	drop_pool();
+}
+
+/* What has room is written without an ENOSPC, in a pool in which there isn't a granule left. */
+static void t_promise(void)
+{
+	static u8 want[600000], buf[20000];
+	struct rng r = {seed * 31 + 7};
+	u64 ino, ino2, fh, fh2;
+	for (int state = 0; state < STATES; state++)
+		for (int how = 0; how < 4; how++) {
+			make_pool(16, 0);
+			opts.evict_none = true;
+			detach(true);
+			attach();
+			fh = in_state(state, 1, &ino);
+			memset(want, 0, sizeof want);
+			pattern(7, 0, want, 20000);
+			/* from the start, with its size or not; behind the end; a granule amid what is there */
+			u64 size = how == 1 ? 600000 : 20000, from = how == 2 ? 30000 : how == 3 ? 8192 : 0, to = how == 3 ? 12288 : 600000;
+			OK(bfs_fallocate(b, fh, how == 1 ? 0 : KEEP, from, to - from));
+			if (state == SYNCED) OK(bfs_fsync(b, fh));
+			fh2 = create(1, "full", O_WRONLY, &ino2);
+			for (u64 n = 1 << 20, off = 0; n >= 4096;) {
+				static u8 big[1 << 20];
+				ssize_t k = bfs_write(b, fh2, off, big, n);
+				if (k == -ENOSPC) n /= 2;
+				else off += n;
+			}
+			IS(bfs_fallocate(b, fh2, KEEP, 1ull << 40, 1), -ENOSPC);
+			for (int i = 0; i < 200; i++) {
+				u64 n = 1 + below(&r, how == 3 ? 4000 : sizeof buf - 1), off = from + below(&r, (u32)(to - from - n));
+				pattern(rnd(&r), 0, buf, n);
+				write_(fh, off, buf, n);
+				memcpy(want + off, buf, n);
+				if (off + n > size) size = off + n;
+				if (i % 50 == 7) OK(bfs_fsync(b, fh));
+			}
+			check_bytes(fh, want, size, "written into room");
+			OK(bfs_unlink(b, 1, N("full")));
+			close_(fh2);
+			close_(fh);
+			for (int i = 0; i < 3; i++) settle();
+			CHECK(attr(ino).state == BFS_ST_SEALED, "state %u", attr(ino).state);
+			fh = open_(ino, O_RDONLY);
+			check_bytes(fh, want, size, "sealed");
+			OK(bfs_release(b, fh));
+			check_space();
+			drop_pool();
+		}
+}
+
+/* A pool without room but for single granules here and there; what else is in it could be evicted, but is open. */
+enum { SINGLES = 300, BIGS = 64 };
+static u64 held[BIGS + SINGLES];
+static int nheld;
+static void fill_but_singles(void)
+{
+	static u8 buf[1 << 20];
+	char name[32];
+	struct bfs_attr a;
+	u64 fh;
+	nheld = 0;
+	b->o.evict_none = true;
+	for (u64 i = 0, n = 1; n >= 1 && i < SINGLES + BIGS; i++) {
+		snprintf(name, sizeof name, "h%llu", (unsigned long long)i);
+		if (i >= SINGLES) n = n == 1 ? 1 << 20 : n;
+		OK(bfs_create(b, 1, N(name), 0644, 0, 0, O_WRONLY, &a, &fh));
+		while (n && bfs_write(b, fh, 0, buf, n) == -ENOSPC) n /= 2;
+		close_(fh);
+		held[nheld++] = open_(a.ino, O_RDONLY);
+	}
+	b->o.evict_none = false;
+	CHECK(st().used_granules == st().data_granules, "not full");
+	for (int i = 0; i < SINGLES; i += 2) {
+		snprintf(name, sizeof name, "h%d", i);
+		OK(bfs_unlink(b, 1, N(name)));
+		OK(bfs_release(b, held[i]));
+	}
+	for (int i = 0; i < 4; i++) settle();
+	CHECK(st().used_granules == st().data_granules - SINGLES / 2 && !st().quarantined_granules, "%llu in use", (unsigned long long)st().used_granules);
+}
+static void let_go(void)
+{
+	for (int i = 0; i < nheld; i++)
+		if (i >= SINGLES || i & 1) OK(bfs_release(b, held[i]));
+}
+
+/* A call that fails in its middle leaves the file as it was: bytes, places, state, promise. */
+static void t_put_back(void)
+{
+	enum { HOLES = STATES, HOWS = 4 };
+	u64 ino, fh;
+	u8 want[20000];
+	for (int state = 0; state <= HOLES; state++)
+		for (int how = 0; how < HOWS; how++) {
+			make_pool_rg(16, 2048, 64);
+			pattern(7, 0, want, sizeof want);
+			fh = in_state(state == HOLES ? SEALED : state, 1, &ino);
+			if (state == HOLES) { /* over what was sealed */
+				OK(bfs_fallocate(b, fh, PUNCH, 4096, 8192));
+				memset(want + 4096, 0, 8192);
+			}
+			fill_but_singles();
+			struct bfs_stat s = st();
+			struct bfs_attr a = attr(ino);
+			struct bfs_inode *in = hd_get(b, fh)->in;
+			u8 rowst = in->rowst;
+			struct bfs_extent e[64], e2[64];
+			int ne = bfs_extents(b, ino, e, 64);
+			u64 asked = (SINGLES / 2 + 20) * 4096;
+			u64 txns = s.txns;
+			IS(how == 0 ? bfs_fallocate(b, fh, KEEP, 0, asked) : how == 1 ? bfs_fallocate(b, fh, ZERO, 3, asked) : how == 2 ? bfs_reserve(b, fh, asked) : bfs_fallocate(b, fh, 0, 1 << 20, asked), -ENOSPC);
+			struct bfs_attr c = attr(ino);
+			CHECK(st().txns > txns + 1, "nothing was granted, so nothing was put back");
+			CHECK(st().used_granules == s.used_granules && c.granules == a.granules, "state %d how %d: %llu granules in use, %llu before; of the file %llu, %llu", state, how, (unsigned long long)st().used_granules,
+			      (unsigned long long)s.used_granules, (unsigned long long)c.granules, (unsigned long long)a.granules);
+			CHECK(c.state == a.state && c.cls == a.cls && c.size == a.size && c.version == a.version && c.mtime_ns == a.mtime_ns && c.owner == a.owner && c.flags == a.flags && in->rowst == rowst,
+			      "state %d how %d: state %u class %u size %llu row %u", state, how, c.state, c.cls, (unsigned long long)c.size, in->rowst);
+			IS(bfs_extents(b, ino, e2, 64), ne);
+			for (int i = 0; i < ne; i++) CHECK(e[i].file_granule == e2[i].file_granule && e[i].addr == e2[i].addr && e[i].len == e2[i].len, "state %d how %d: extent %d", state, how, i);
+			check_bytes(fh, want, sizeof want, "after a call that failed");
+			check_space();
+			fsck();
+			/* nor does one that can't ever be met take anything, or evict anything */
+			IS(bfs_fallocate(b, fh, KEEP, 0, 64 << 20), -ENOSPC);
+			CHECK(!st().evicted_blocks && st().used_granules == s.used_granules, "evicted for nothing");
+			if (how & 1) { /* and goes on as if nothing had been */
+				let_go();
+				write_(fh, 5000, "hello", 5);
+				memcpy(want + 5000, "hello", 5);
+				check_bytes(fh, want, sizeof want, "written then");
+				close_(fh);
+			} else {
+				detach(false);
+				attach();
+				if (state == NEW) {
+					IS(bfs_getattr(b, ino, &a), -ESTALE);
+					drop_pool();
+					continue;
+				}
+				CHECK(state == DIRTY || state == HOLES || !(attr(ino).flags & BFS_OF_UNVERIFIED), "state %d: no longer promised", state);
+			}
+			fh = open_(ino, O_RDONLY);
+			check_bytes(fh, want, sizeof want, "in the end");
+			OK(bfs_release(b, fh));
+			check_space();
+			drop_pool();
+		}
+	/* what does fit is had granule by granule */
+	make_pool_rg(16, 2048, 64);
+	fh = create(1, "f", O_RDWR, &ino);
+	fill_but_singles();
+	OK(bfs_fallocate(b, fh, 0, 0, SINGLES / 2 * 4096 - 5));
+	CHECK(attr(ino).granules == SINGLES / 2, "%llu granules", (unsigned long long)attr(ino).granules);
+	let_go();
+	close_(fh);
+	check_space();
+	drop_pool();
+}
+
+/* What was synced is no longer promised once a part of it is gone; what got room is as it was. */
+static void t_room_crash(void)
+{
+	static const struct { int mode; u64 off, len, size; } hows[] = {
+		{PUNCH, 4096, 8192, 20000}, {PUNCH, 100, 50, 20000}, {ZERO, 5000, 1, 20000}, {0, 0, 30000, 30000}, {KEEP, 50000, 5000, 20000}, {PUNCH, 20480, 1 << 20, 20000},
+	};
+	u8 want[30000];
+	u64 ino, fh;
+	for (size_t how = 0; how < sizeof hows / sizeof *hows; how++)
+		for (int closed = 0; closed < 3; closed++) { /* synced; sealed; sealed, written and synced */
+			make_pool(64, 0);
+			litter();
+			memset(want, 0, sizeof want);
+			pattern(7, 0, want, 20000);
+			fh = in_state(closed == 0 ? SYNCED : closed == 1 ? SEALED : DIRTY, 1, &ino);
+			if (closed == 2) OK(bfs_fsync(b, fh));
+			OK(bfs_fallocate(b, fh, hows[how].mode, hows[how].off, hows[how].len));
+			if (hows[how].mode == PUNCH || hows[how].mode == ZERO)
+				for (u64 i = hows[how].off; i < hows[how].off + hows[how].len && i < 20000; i++) want[i] = 0;
+			bool nothing = hows[how].off == 20480, room = hows[how].mode == KEEP;
+			detach(false);
+			attach();
+			struct bfs_attr a = attr(ino);
+			CHECK(a.state == BFS_ST_SEALED && a.size == hows[how].size, "how %zu: state %u size %llu", how, a.state, (unsigned long long)a.size);
+			CHECK(!(a.flags & BFS_OF_UNVERIFIED) == (room || (nothing && closed == 1)), "how %zu, %d: flags %x", how, closed, a.flags);
+			fh = open_(ino, O_RDONLY);
+			check_bytes(fh, want, hows[how].size, "after a crash");
+			OK(bfs_release(b, fh));
+			check_space();
+			drop_pool();
+		}
+}
+
+/* What is damaged isn't blessed by room beside it, or by a hole in the same chunk. */
+static void t_room_corrupt(void)
+{
+	struct bfs_extent e[4];
+	u64 ino, fh;
+	make_pool(64, 0);
+	for (int how = 0; how < 4; how++) {
+		char name[16];
+		snprintf(name, sizeof name, "c%d", how);
+		ino = put(1, name, 13, how == 3 ? 16385 : 16384);
+		detach(true);
+		attach();
+		IS(bfs_extents(b, ino, e, 4), 1);
+		u8 *p = mem.base + b->sb.data_off + BFS_GIDX(e[0].addr) * BFS_GRANULE;
+		p[13001] ^= 4;
+		fh = open_(ino, O_RDWR);
+		IS(how == 0 ? bfs_fallocate(b, fh, KEEP, 16384, 4096) : how == 1 ? bfs_fallocate(b, fh, PUNCH, 0, 4096) : how == 2 ? bfs_fallocate(b, fh, ZERO, 1, 1) : bfs_fallocate(b, fh, 0, 0, 30000), -EIO);
+		CHECK(attr(ino).state == BFS_ST_SEALED && attr(ino).cls == BFS_CLS_BLOCK, "how %d: state %u", how, attr(ino).state);
+		close_(fh);
+		p[13001] ^= 4;
+		check_block(ino, 13, how == 3 ? 16385 : 16384);
+	}
+	/* a file that is being written: what was granted and not filled goes back at once */
+	ino = put(1, "d", 13, 600000);
+	detach(true);
+	attach();
+	IS(bfs_extents(b, ino, e, 4), 1);
+	u8 *p = mem.base + b->sb.data_off + BFS_GIDX(e[0].addr) * BFS_GRANULE, first[10];
+	fh = open_(ino, O_RDWR);
+	pattern(13, 0, first, sizeof first);
+	write_(fh, 0, first, sizeof first);
+	p[300000] ^= 4;
+	u64 used = st().used_granules, has = attr(ino).granules;
+	IS(bfs_fallocate(b, fh, 0, 200000, 1000000), -EIO);
+	CHECK(st().used_granules == used && attr(ino).granules == has && attr(ino).size == 600000, "%llu granules in use, %llu before", (unsigned long long)st().used_granules, (unsigned long long)used);
+	check_space();
+	p[300000] ^= 4;
+	close_(fh);
+	check_block(ino, 13, 600000);
+	drop_pool();
+}
+
+static void t_tmpfile(void)
+{
+	u8 buf[9000];
+	struct bfs_attr a;
+	u64 ino, fh, fh2, used;
+	make_pool(64, 0);
+	pattern(5, 0, buf, sizeof buf);
+	u64 d = mkdir_("d");
+	used = st().used_granules;
+	IS(bfs_tmpfile(b, d, 0600, 0, 0, O_RDONLY, &a, &fh), -EINVAL);
+	IS(bfs_tmpfile(b, INO(40, 0), 0600, 0, 0, O_RDWR, &a, &fh), -ESTALE);
+	/* never named: gone with the last handle, or with the process */
+	for (int how = 0; how < 4; how++) {
+		OK(bfs_tmpfile(b, d, 0600, 3, 4, O_RDWR, &a, &fh));
+		ino = a.ino;
+		CHECK(!a.nlink && a.uid == 3 && a.gid == 4 && a.mode == (S_IFREG | 0600) && a.state == BFS_ST_NEW, "mode %o, %u links", a.mode, a.nlink);
+		write_(fh, 0, buf, sizeof buf);
+		if (how & 1) OK(bfs_fsync(b, fh));
+		fsck();
+		CHECK(st().norphans == 1, "orphan");
+		OK(bfs_flush(b, fh, how == 2));
+		check_bytes(fh, buf, sizeof buf, "closed once");
+		if (how < 2) {
+			detach(false);
+			attach();
+		} else {
+			OK(bfs_release(b, fh));
+		}
+		IS(bfs_getattr(b, ino, &a), -ESTALE);
+		CHECK(!st().norphans && !st().nunsealed && st().used_granules == used, "how %d: left over", how);
+		check_space();
+	}
+	/* named: sealed at once; then a file like any other */
+	for (int close = 0; close < 2; close++) {
+		opts.publish_close = close;
+		detach(true);
+		attach();
+		OK(bfs_tmpfile(b, d, 0600, 0, 0, O_RDWR, &a, &fh));
+		ino = a.ino;
+		write_(fh, 0, buf, sizeof buf);
+		OK(bfs_link(b, ino, d, N("n"), &a));
+		CHECK(a.nlink == 1 && a.state == BFS_ST_SEALED && a.cls == BFS_CLS_BLOCK && a.size == sizeof buf, "named: %u links, state %u class %u", a.nlink, a.state, a.cls);
+		CHECK(there(d, "n") && !st().norphans, "named");
+		OK(bfs_link(b, ino, 1, N("m"), &a));
+		CHECK(a.nlink == 2, "a second name");
+		write_(fh, 1000, buf + 1000, 10);
+		close_(fh);
+		check_block(ino, 5, sizeof buf);
+		detach(false);
+		attach();
+		check_block(ino, 5, sizeof buf);
+		OK(bfs_unlink(b, d, N("n")));
+		OK(bfs_unlink(b, 1, N("m")));
+		for (int i = 0; i < 3; i++) settle();
+	}
+	/* the name is taken: another one will do; named once, it has lost its chance when that name goes */
+	OK(bfs_tmpfile(b, d, 0600, 0, 0, O_RDWR, &a, &fh));
+	ino = a.ino;
+	put(d, "taken", 1, 10);
+	IS(bfs_link(b, ino, d, N("taken"), &a), -EEXIST);
+	OK(bfs_link(b, ino, d, N("free"), &a));
+	OK(bfs_unlink(b, d, N("free")));
+	IS(bfs_link(b, ino, d, N("again"), &a), -ENOENT);
+	close_(fh);
+	IS(bfs_link(b, ino, d, N("again"), &a), -ESTALE);
+	/* O_EXCL: never; nor one that had a name, and lost it */
+	OK(bfs_tmpfile(b, d, 0600, 0, 0, O_RDWR | O_EXCL, &a, &fh));
+	IS(bfs_link(b, a.ino, d, N("x"), &a), -ENOENT);
+	close_(fh);
+	opts.publish_close = false;
+	detach(true);
+	attach();
+	fh = create(d, "y", O_RDWR, &ino);
+	OK(bfs_unlink(b, d, N("y")));
+	IS(bfs_link(b, ino, d, N("z"), &a), -ENOENT);
+	close_(fh);
+	/* in a batch that is dropped */
+	OK(bfs_tmpfile(b, d, 0600, 0, 0, O_RDWR, &a, &fh));
+	ino = a.ino;
+	write_(fh, 0, buf, sizeof buf);
+	OK(bfs_batch_begin(b));
+	OK(bfs_link(b, ino, d, N("b"), &a));
+	OK(bfs_batch_abort(b));
+	CHECK(!there(d, "b") && st().norphans == 1, "a batch that was dropped");
+	check_bytes(fh, buf, sizeof buf, "after that");
+	OK(bfs_batch_begin(b));
+	OK(bfs_link(b, ino, d, N("b"), &a));
+	OK(bfs_batch_commit(b));
+	CHECK(there(d, "b") && !st().norphans && attr(ino).state == BFS_ST_SEALED, "a batch: state %u", attr(ino).state);
+	close_(fh);
+	check_block(ino, 5, sizeof buf);
+	/* all slots are taken: evicted */
+	for (u32 i = 0; i < b->sb.inodes + 10; i++) {
+		char name[16];
+		snprintf(name, sizeof name, "s%u", i);
+		OK(bfs_create(b, 1, N(name), 0600, 0, 0, O_RDWR, &a, &fh2));
+		close_(fh2);
+	}
+	OK(bfs_tmpfile(b, d, 0600, 0, 0, O_RDWR, &a, &fh));
+	close_(fh);
+	CHECK(!st().norphans && !st().nunsealed, "left over");
+	check_space();
+	drop_pool();
+}
+
 /* ---- batches ------------------------------------------------------------------------------------ */
 static void t_batch(void)
 {
@@ -634,6 +1199,18 @@ static void t_model(void)
 			m->dirty = true, m->sealed = m->sealed && 1;
 		} else if (what < 50 && rd_) {
 			m_check(m, fh, &r);
+			if (below(&r, 3)) continue;
+			/* hole, data, hole ... to the end; what is called a hole is zeros */
+			for (u64 at = below(&r, (u32)m->size + 1), to; at < m->size; at = to) {
+				i64 data = bfs_seek(b, fh, at, SEEK_DATA);
+				to = data == -ENXIO ? m->size : (u64)data;
+				CHECK(to >= at && to <= m->size, "SEEK_DATA from %llu: %lld", (unsigned long long)at, (long long)data);
+				for (u64 i = at; i < to; i++) CHECK(!m->data[i], "%s: byte %llu of a hole", m->name, (unsigned long long)i);
+				if (to == m->size) break;
+				IS(bfs_seek(b, fh, to, SEEK_DATA), to);
+				at = to, to = (u64)bfs_seek(b, fh, at, SEEK_HOLE);
+				CHECK(to > at && to <= m->size && (to == m->size || to % 4096 == 0), "SEEK_HOLE from %llu: %lld", (unsigned long long)at, (long long)to);
+			}
 		} else if (what < 56 && w) {
 			size_t n = below(&r, 3) ? below(&r, (u32)m->size + 1) : below(&r, MSIZE);
 			struct bfs_attr a = {.size = n};
@@ -654,7 +1231,21 @@ static void t_model(void)
 			OK(bfs_fsync(b, fh));
 			m->promised = true;
 		} else if (what < 66 && w) {
-			OK(bfs_reserve(b, fh, below(&r, MSIZE)));
+			static const int modes[] = {0, KEEP, PUNCH, PUNCH, ZERO, ZERO | KEEP};
+			int mode = modes[below(&r, 6)];
+			u64 off = below(&r, 2) ? below(&r, MSIZE - 1) : below(&r, (u32)m->size + 1), n = 1 + (below(&r, 3) ? below(&r, 20000) : below(&r, MSIZE)), end;
+			if (!below(&r, 4)) {
+				OK(bfs_reserve(b, fh, below(&r, MSIZE)));
+				continue;
+			}
+			if (!below(&r, 3)) off &= ~4095ull, n = (n + 4095) & ~4095ull;
+			if (off + n > MSIZE) n = MSIZE - off;
+			if (!n) continue;
+			end = off + n;
+			OK(bfs_fallocate(b, fh, mode, off, n));
+			if (mode & (FALLOC_FL_PUNCH_HOLE | ZERO) && off < m->size) memset(m->data + off, 0, (end < m->size ? end : m->size) - off);
+			if (!(mode & KEEP) && end > m->size) memset(m->data + m->size, 0, end - m->size), m->size = end;
+			m->dirty = true;
 		} else if (what < 75 && fh) { /* close */
 			OK(bfs_flush(b, fh, false));
 			if (below(&r, 8)) {
@@ -1077,7 +1668,8 @@ static void t_threads(void)
 
 static const struct test tests[] = {
 	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"class", t_class, false}, {"sparse", t_sparse, false},
-	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"batch", t_batch, false}, {"hazard", t_hazard, false}, {"held", t_held, false},
+	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"room", t_room, false}, {"room-class", t_room_class, false},
+	{"promise", t_promise, true}, {"put-back", t_put_back, false}, {"room-crash", t_room_crash, false}, {"room-corrupt", t_room_corrupt, false}, {"tmpfile", t_tmpfile, false}, {"batch", t_batch, false}, {"hazard", t_hazard, false}, {"held", t_held, false},
 	{"hosts", t_hosts, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
 };
 

@@ -225,8 +225,8 @@ static void rec_audit(struct rec *r)
 struct loose {
 	u64 ino; /* 0 none */
 	bool on; /* no state has one content */
-	u8 old[64 << 10], new[64 << 10];
-	u32 nold, nnew;
+	u8 old[64 << 10], mid[64 << 10], new[64 << 10];
+	u32 nold, nmid, nnew; /* mid: between two changes, 0 none */
 };
 struct ctx {
 	struct bfs *b;
@@ -274,9 +274,9 @@ static int content(struct bfs *b, u64 ino, u64 size, const char *path, struct te
 	for (int k = 0; k < 2; k++) {
 		const struct loose *l = k ? &t->c->cold : &t->c->hot;
 		if (!l->ino || ino != l->ino || !(t->mix || l->on)) continue;
-		if (size && size != l->nold && size != l->nnew) return snprintf(wrong, sizeof wrong, "%s: size %llu, expected %u or %u", path, (unsigned long long)size, l->nold, l->nnew), -1;
+		if (size && size != l->nold && size != l->nmid && size != l->nnew) return snprintf(wrong, sizeof wrong, "%s: size %llu, expected %u or %u", path, (unsigned long long)size, l->nold, l->nnew), -1;
 		for (u32 i = 0; i < size; i++)
-			if (!(i < l->nold && buf[i] == l->old[i]) && !(i < l->nnew && buf[i] == l->new[i]) && !(i >= l->nold && buf[i] == 0))
+			if (!(i < l->nold && buf[i] == l->old[i]) && !(i < l->nmid && buf[i] == l->mid[i]) && !(i < l->nnew && buf[i] == l->new[i]) && !(i >= l->nold && buf[i] == 0))
 				return snprintf(wrong, sizeof wrong, "%s: byte %u of %llu is %u, expected %u or %u: neither old nor new", path, i, (unsigned long long)size, buf[i], i < l->nold ? l->old[i] : 0, i < l->nnew ? l->new[i] : 0), -1;
 		say(t, " loose");
 		return 0;
@@ -317,7 +317,8 @@ static int walk(struct bfs *b, u64 dir, const char *path, int depth, struct text
 			}
 		}
 		say(t, "%s %o nlink %u", p, a.mode, a.nlink);
-		if (a.cls == BFS_CLS_BLOCK) say(t, " block ");
+		bool on = a.ino == t->c->hot.ino && (t->mix || t->c->hot.on); /* synced and written on: no block after a crash */
+		if (a.cls == BFS_CLS_BLOCK && !on) say(t, " block ");
 		if (S_ISREG(a.mode)) rc = content(b, a.ino, a.size, p, t);
 		if (S_ISLNK(a.mode)) {
 			char link[4096];
@@ -602,17 +603,46 @@ static int o_open(struct ctx *c)
 	bfs_release(c->b, fh);
 	return rc ? rc : (int)w;
 }
+/* what is behind fh changes, at off: to these bytes, or to zeros */
+static void change_on(struct ctx *c, u32 off, const u8 *p, u32 n)
+{
+	struct loose *l = &c->hot;
+	memcpy(l->mid, l->new, sizeof l->mid);
+	l->nmid = l->nnew;
+	if (off > l->nnew) memset(l->new + l->nnew, 0, off - l->nnew);
+	if (p) memcpy(l->new + off, p, n);
+	else memset(l->new + off, 0, n);
+	if (off + n > l->nnew) l->nnew = off + n;
+	l->on = true;
+}
 /* written on without a sync: bytes old or new, never an error */
 static int o_write_on(struct ctx *c)
 {
 	if (!c->fh) return -EBADF;
 	u8 buf[6000];
 	fill(buf, sizeof buf, 32);
-	memcpy(c->hot.new + 6000, buf, sizeof buf);
-	c->hot.nnew = 12000;
-	c->hot.on = true;
+	change_on(c, 6000, buf, sizeof buf);
 	ssize_t w = bfs_write(c->b, c->fh, 6000, buf, sizeof buf);
 	return w < 0 ? (int)w : 0;
+}
+static int o_punch_on(struct ctx *c)
+{
+	if (!c->fh) return -EBADF;
+	change_on(c, 2000, NULL, 6700);
+	return bfs_fallocate(c->b, c->fh, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2000, 6700);
+}
+static int o_zero_on(struct ctx *c)
+{
+	if (!c->fh) return -EBADF;
+	change_on(c, 3000, NULL, 17000);
+	return bfs_fallocate(c->b, c->fh, FALLOC_FL_ZERO_RANGE, 3000, 17000);
+}
+static int o_room_on(struct ctx *c)
+{
+	if (!c->fh) return -EBADF;
+	u32 n = c->hot.nnew;
+	change_on(c, n, NULL, 30000 > n ? 30000 - n : 0);
+	return bfs_fallocate(c->b, c->fh, 0, 0, 30000);
 }
 static int o_close(struct ctx *c)
 {
@@ -662,6 +692,47 @@ static int o_append(struct ctx *c) { return rewrite(c, "/a", 12288, 10000, 0, 22
 static int o_replace(struct ctx *c) { return rewrite(c, "/b", 0, 7000, O_TRUNC, 23); }
 static int o_hole(struct ctx *c) { return rewrite(c, "/b", 40000, 100, 0, 24); }
 
+/* /path: fallocate, then a write where there is room, close */
+static int allocate(struct ctx *c, const char *path, int mode, u64 off, u64 len, u64 at, size_t n)
+{
+	static u8 buf[64 << 10];
+	struct bfs_attr a;
+	u64 fh;
+	int rc = find(c, path, &a);
+	if (rc || (rc = bfs_open(c->b, a.ino, O_WRONLY, &fh))) return rc;
+	fill(buf, n, 25);
+	if (!(rc = bfs_fallocate(c->b, fh, mode, off, len)) && n && bfs_write(c->b, fh, at, buf, n) < 0) {
+		fprintf(stderr, "%s: no room where it was promised: %s\n", doing, bfs_errmsg());
+		exit(1);
+	}
+	int f = bfs_flush(c->b, fh, false);
+	bfs_release(c->b, fh);
+	return rc ? rc : f;
+}
+static int o_room(struct ctx *c) { return allocate(c, "/b", 0, 3000, 30000, 0, 0); }
+static int o_room_keep(struct ctx *c) { return allocate(c, "/a", FALLOC_FL_KEEP_SIZE, 2000, 20000, 15000, 2000); }
+static int o_punch(struct ctx *c) { return allocate(c, "/a", FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2000, 8000, 0, 0); }
+static int o_punch_end(struct ctx *c) { return allocate(c, "/b", FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096, 0, 0); }
+static int o_zero(struct ctx *c) { return allocate(c, "/a", FALLOC_FL_ZERO_RANGE, 2000, 18000, 0, 0); }
+static int nameless(struct ctx *c, size_t n, bool sync, const char *name)
+{
+	static u8 buf[64 << 10];
+	struct bfs_attr a;
+	u64 fh;
+	int rc = bfs_tmpfile(c->b, 1, 0644, 0, 0, O_RDWR, &a, &fh);
+	if (rc) return rc;
+	fill(buf, n, 26);
+	ssize_t w = bfs_write(c->b, fh, 0, buf, n);
+	if (sync) rc = bfs_fsync(c->b, fh);
+	if (name && w > 0 && !rc && !(rc = bfs_link(c->b, a.ino, 1, name, strlen(name), &a))) acknowledge(c);
+	bfs_flush(c->b, fh, false);
+	bfs_release(c->b, fh);
+	return w < 0 ? (int)w : rc;
+}
+static int o_tmpfile(struct ctx *c) { return nameless(c, 5000, false, NULL); }
+static int o_tmpfile_named(struct ctx *c) { return nameless(c, 9000, false, "x"); }
+static int o_tmpfile_synced(struct ctx *c) { return nameless(c, 9000, true, "x"); }
+
 /* A file that is written again may be found as the last write left it: any of the steps of
  * open(O_TRUNC), write, close, and of an unsynced write any mixture. */
 static const struct op {
@@ -681,6 +752,9 @@ static const struct op {
 	{"batch", o_batch, NULL, 0}, {"batch-abort", o_batch_abort, NULL, 0}, {"tick", o_tick, NULL, 0}, {"reclaim", o_reclaim, NULL, 0},
 	{"unlink-open", o_unlink_open, NULL, 0}, {"unlink-new", o_unlink_new, NULL, 0}, {"killed", o_killed, NULL, 0}, {"rename-new", o_rename_new, NULL, 0},
 	{"open", o_open, NULL, 0}, {"write-on", o_write_on, NULL, 0}, {"close", o_close, NULL, 0}, {"overwrite", o_overwrite, "/a", 0},
+	{"room", o_room, "/b", 0}, {"room-keep", o_room_keep, "/a", 0}, {"punch", o_punch, "/a", 0}, {"punch-end", o_punch_end, "/b", 0}, {"zero", o_zero, "/a", 0},
+	{"room-on", o_room_on, NULL, 0}, {"punch-on", o_punch_on, NULL, 0}, {"zero-on", o_zero_on, NULL, 0},
+	{"tmpfile", o_tmpfile, NULL, 0}, {"tmpfile-named", o_tmpfile_named, NULL, 0}, {"tmpfile-synced", o_tmpfile_synced, NULL, 0},
 	{"append", o_append, "/a", 0}, {"replace", o_replace, "/b", 0}, {"hole", o_hole, "/b", 0},
 	{"detach", o_detach, NULL, 0}, {"restart", o_restart, NULL, 0}, {"churn", o_churn, NULL, 60}, {"fill", o_fill, NULL, 255},
 };
@@ -989,6 +1063,24 @@ static void sequence(const u32 *seq, u32 n)
 	for (u32 i = 0; i < run.nstates; i++) free(run.state[i]), free(run.mixed[i]);
 }
 
+/* of operations that say nothing alone: too rare among random ones */
+static const char *const always[] = {
+	"open,write-on", "open,punch-on", "open,zero-on", "open,room-on", "open,write-on,punch-on", "open,punch-on,write-on", "open,punch-on,close", "open,zero-on,close",
+	"create-big,unlink-g,room", "create-big,unlink-g,zero", "create-big,unlink-g,room-keep", "punch,overwrite", "punch,room-keep", "fill,tmpfile-named",
+};
+static void named_sequence(const char *names)
+{
+	u32 n = 0, s[3];
+	char buf[256], *save = NULL;
+	snprintf(buf, sizeof buf, "%s", names);
+	for (char *p = strtok_r(buf, ",", &save); p && n < 3; p = strtok_r(NULL, ",", &save)) {
+		for (s[n] = 0; s[n] < NOPS && strcmp(ops[s[n]].name, p); s[n]++) {}
+		if (s[n] == NOPS) exit((fprintf(stderr, "no operation %s\n", p), 2));
+		n++;
+	}
+	sequence(s, n);
+}
+
 /* /a three granules with an attribute, /b 5000 bytes, /d/e, a symlink, a namespace with a block */
 static void make_template(void)
 {
@@ -1097,19 +1189,12 @@ int main(int argc, char **argv)
 	make_template();
 	u32 s[3];
 	if (one) {
-		u32 n = 0;
-		char buf[256], *save = NULL;
-		snprintf(buf, sizeof buf, "%s", one);
-		for (char *p = strtok_r(buf, ",", &save); p && n < 3; p = strtok_r(NULL, ",", &save)) {
-			for (s[n] = 0; s[n] < NOPS && strcmp(ops[s[n]].name, p); s[n]++) {}
-			if (s[n] == NOPS) return fprintf(stderr, "no operation %s\n", p), 2;
-			n++;
-		}
 		per_cut = 20;
-		sequence(s, n);
+		named_sequence(one);
 		nseq = 1;
 	} else {
 		for (s[0] = 0; s[0] < NOPS; s[0]++, nseq++) sequence(s, 1);
+		for (u32 i = 0; i < sizeof always / sizeof *always; i++, nseq++) named_sequence(always[i]);
 		if (full) { /* every sequence of two and of three */
 			for (u32 i = 0; i < NOPS * NOPS; i++, nseq++) s[0] = i / NOPS, s[1] = i % NOPS, sequence(s, 2);
 			for (u32 i = 0; i < NOPS * NOPS * NOPS; i++, nseq++) s[0] = i / NOPS / NOPS, s[1] = i / NOPS % NOPS, s[2] = i % NOPS, sequence(s, 3);

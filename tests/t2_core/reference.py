@@ -10,6 +10,11 @@ import errno
 import os
 from dataclasses import dataclass, field
 
+# linux/falloc.h; Python's os knows none of them
+KEEP_SIZE = 0x01
+PUNCH_HOLE = 0x02
+ZERO_RANGE = 0x10
+
 
 class Refused(Exception):
     """The operation fails with this errno and changes nothing."""
@@ -140,6 +145,17 @@ class Reference:
             del node.data[size:]
         else:
             node.data.extend(bytes(size - len(node.data)))
+
+    def tmpfile(self) -> Node:
+        return Node("file", nlink=0)
+
+    def fallocate(self, node: Node, mode: int, off: int, length: int) -> None:
+        """mode as of fallocate(2). Of space there is enough, and nobody sees it."""
+        end, size = off + length, len(node.data)
+        if mode & (PUNCH_HOLE | ZERO_RANGE):
+            node.data[off:end] = bytes(max(0, min(end, size) - off))
+        if not mode & KEEP_SIZE and end > size:
+            node.data.extend(bytes(end - size))
 
     def set_xattr(self, node: Node, name: bytes, value: bytes) -> None:
         node.xattrs[name] = value

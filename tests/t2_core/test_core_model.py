@@ -20,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 sys.path.insert(0, os.path.dirname(__file__))
 from core_memory import Memory
 from core_memory import native as _native
-from reference import Node, Reference, Refused
+from reference import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, Node, Reference, Refused
 
 NAMES = [b"a", b"b", b"c", b"dir", b"x" * 255, "K\u00e4se".encode(), b"\xff\xfe", b"d.tmp"]
 name_s = st.sampled_from(NAMES)
+FALLOCATE_MODES = [0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE]
 
 
 def outcome(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -107,6 +108,51 @@ class Twin:
         )
         self.pool.flush(fh)
         self.pool.release(fh)
+
+    def fallocate(self, node: Node, steps: list[tuple[int, int, int]], fsync: bool) -> None:
+        """Steps are (mode, offset, length), through one handle."""
+        fh = self.pool.open(self.ino(node), os.O_RDWR)
+        for mode, off, length in steps:
+            self.pool.fallocate(fh, mode, off, length)
+            self.model.fallocate(node, mode, off, length)
+            assert self.pool.read(fh, 0, 1 << 20) == bytes(node.data)
+            self.holes(fh, node)
+        if fsync:
+            self.pool.fsync(fh)
+        self.pool.flush(fh)
+        self.pool.release(fh)
+
+    def holes(self, fh: int, node: Node) -> None:
+        """Data and holes take turns to the end, and what is called a hole is zeros."""
+        at, size = 0, len(node.data)
+        while at < size:
+            code, data = outcome(lambda at=at: self.pool.seek(fh, at, os.SEEK_DATA))
+            assert code in (0, errno.ENXIO)
+            start = size if code else data
+            assert at <= start <= size and not any(node.data[at:start])
+            if start == size:
+                break
+            at = self.pool.seek(fh, start, os.SEEK_HOLE)
+            assert start < at <= size
+        assert outcome(lambda: self.pool.seek(fh, size, os.SEEK_HOLE))[0] == errno.ENXIO
+
+    def tmpfile(self, d: Node, name: bytes, data: bytes, named: bool) -> None:
+        attr, fh = self.pool.tmpfile(self.ino(d))
+        node = self.model.tmpfile()
+        self.inode[id(node)] = attr.ino
+        assert attr.nlink == 0
+        assert self.pool.write(fh, 0, data) == len(data)
+        self.model.write(node, 0, data)
+        if named:
+            self.both(
+                lambda: self.pool.link(attr.ino, self.ino(d), name),
+                lambda: self.model.link(node, d, name),
+            )
+        assert self.pool.read(fh, 0, 1 << 20) == data
+        self.pool.flush(fh)
+        self.pool.release(fh)
+        if not node.nlink:
+            assert outcome(lambda: self.pool.getattr(attr.ino))[0] == errno.ESTALE
 
     def truncate(self, node: Node, size: int) -> None:
         self.pool.setattr(self.ino(node), size=size)
@@ -197,6 +243,25 @@ class CoreAgainstModel(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject, size: int) -> None:
         self.twin.truncate(data.draw(st.sampled_from(self.files())), size)
 
+    steps = st.lists(
+        st.tuples(
+            st.sampled_from(FALLOCATE_MODES), st.integers(0, 60000), st.integers(1, 40000)
+        ).map(lambda s: s if s[1] % 3 else (s[0], s[1] & ~4095, (s[2] | 4095) + 1)),
+        min_size=1,
+        max_size=4,
+    )
+
+    @precondition(lambda self: self.files())
+    @rule(data=st.data(), steps=steps, fsync=st.booleans())
+    def fallocate(
+        self, data: st.DataObject, steps: list[tuple[int, int, int]], fsync: bool
+    ) -> None:
+        self.twin.fallocate(data.draw(st.sampled_from(self.files())), steps, fsync)
+
+    @rule(data=st.data(), name=name_s, piece=st.binary(max_size=9000), named=st.booleans())
+    def tmpfile(self, data: st.DataObject, name: bytes, piece: bytes, named: bool) -> None:
+        self.twin.tmpfile(data.draw(st.sampled_from(self.dirs())), name, piece, named)
+
     @rule(data=st.data(), name=name_s)
     def unlink(self, data: st.DataObject, name: bytes) -> None:
         d = data.draw(st.sampled_from(self.dirs()))
@@ -270,7 +335,7 @@ def run_thread(memory: Memory, top: int, seed: int, steps: int) -> Iterator[None
             rng.choice(NAMES),
             rng.choice(NAMES),
         )
-        kind = rng.randrange(9)
+        kind = rng.randrange(11)
         if kind == 0:
             twin.mkdir(d, name)
         elif kind in (1, 2, 3):
@@ -285,12 +350,20 @@ def run_thread(memory: Memory, top: int, seed: int, steps: int) -> Iterator[None
             )
         elif kind == 5 and files:
             twin.truncate(rng.choice(files), rng.randrange(40000))
-        elif kind == 6:
+        elif kind == 6 and files:
+            steps = [
+                (rng.choice(FALLOCATE_MODES), rng.randrange(30000), rng.randrange(1, 20000))
+                for _ in range(3)
+            ]
+            twin.fallocate(rng.choice(files), steps, rng.random() < 0.3)
+        elif kind == 7:
+            twin.tmpfile(d, name, rng.randbytes(rng.randrange(9000)), rng.random() < 0.7)
+        elif kind == 8:
             twin.both(
                 lambda d=d, n=name: memory.pool.unlink(twin.ino(d), n),
                 lambda d=d, n=name: twin.model.unlink(d, n),
             )
-        elif kind == 7:
+        elif kind == 9:
             twin.both(
                 lambda d=d, n=name, e=d2, m=name2: memory.pool.rename(
                     twin.ino(d), n, twin.ino(e), m

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 sys.path.insert(0, os.path.dirname(__file__))
 from core_memory import Memory, native
+from reference import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE
 
 ROOT = native.ROOT_INO
 GRANULE = native.GRANULE_BYTES
@@ -185,6 +186,38 @@ class Space(RuleBasedStateMachine):
     def reserve(self, data: st.DataObject, size: int) -> None:
         with self.allow(errno.EBADF, *FULL):
             self.pool.reserve(self.pick(data, list(self.handles)), size)
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        data=st.data(),
+        mode=st.sampled_from(
+            [0, KEEP_SIZE, ZERO_RANGE, PUNCH_HOLE | KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE]
+        ),
+        off=st.integers(0, 2 << 20),
+        size=st.one_of(size_s, st.integers(1, 2 << 20)),
+    )
+    def fallocate(self, data: st.DataObject, mode: int, off: int, size: int) -> None:
+        """What has room afterwards is written without an error, in however full a pool."""
+        fh = self.pick(data, list(self.handles))
+        promised = False
+        with self.allow(errno.EBADF, errno.EINVAL, *FULL):
+            self.pool.fallocate(fh, mode, off, size)
+            promised = not mode & PUNCH_HOLE
+        if promised:
+            assert self.pool.write(fh, off, bytes([9]) * size) == size
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES), size=size_s, named=st.booleans())
+    def tmpfile(self, data: st.DataObject, name: str, size: int, named: bool) -> None:
+        where = self.pick(data, self.ordinary_dirs())
+        with self.allow(*FULL):
+            attr, fh = self.pool.tmpfile(where)
+            with self.allow(errno.EEXIST, *FULL):
+                self.pool.write(fh, 0, bytes([5]) * size)
+                if named:
+                    self.pool.link(attr.ino, where, name)
+            with self.allow(*FULL):
+                self.pool.flush(fh)
+            self.pool.release(fh)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())

@@ -12,11 +12,13 @@
  *   EV_DURABLE   told "safe" (fsync, or close whose seal is deferred), visible some time
  *   EV_UNKNOWN   told "ask again", or died in the call
  */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "world.h"
 
 #define NEVER (~0ull)
@@ -314,6 +316,48 @@ static int flush_until(struct hostw *h, u64 fh, u64 ino, u32 e)
 	return rc;
 }
 static int do_unlink(struct hostw *h, u32 place);
+/* [from, to) of the file is to be zeros: no content, and nothing that a former owner of its granules left. */
+static void check_zeros(struct hostw *h, u64 fh, u32 from, u32 to, const char *call)
+{
+	ssize_t n = from < to ? bfs_read(h->b, fh, from, h->audit, to - from) : 0;
+	if (n < 0) {
+		expect(h, (int)n, "read of zeros");
+		return;
+	}
+	for (ssize_t i = 0; i < n; i++)
+		if (h->audit[i] && !W->damaged) sim_fail(S(), "h%d: byte %zd behind %s is %02x", h->id, from + i, call, h->audit[i]);
+	if (n != to - from) sim_fail(S(), "h%d: %zd of %u bytes behind %s", h->id, n, to - from, call);
+}
+/* Room for the n bytes that are going to be written into a new file.  true: it is promised. */
+static bool do_room(struct hostw *h, u64 fh, u32 n)
+{
+	u32 how = draw(5);
+	sim_note(S(), h->id, "fallocate", how, n);
+	int rc = how == 0 ? bfs_reserve(h->b, fh, n) : bfs_fallocate(h->b, fh, how < 3 ? FALLOC_FL_KEEP_SIZE : how == 3 ? 0 : FALLOC_FL_ZERO_RANGE, 0, n);
+	expect(h, rc, "fallocate");
+	if (!rc && how > 2) check_zeros(h, fh, 0, n, "fallocate");
+	return !rc;
+}
+/* A part becomes a hole, or zeros, and is written again.  rc of a write that fails. */
+static int do_hole(struct hostw *h, u64 fh, u32 n)
+{
+	bool punch = chance(600);
+	u32 from = draw(n / 64 + 1) * 64, to = chance(300) ? n : from + (draw(n - from + 1) & ~7u); /* what a crash leaves is told word by word */
+	if (chance(300)) from &= ~4095u;
+	if (to <= from) return 0;
+	sim_note(S(), h->id, punch ? "punch" : "zero", from, to);
+	int rc = bfs_fallocate(h->b, fh, FALLOC_FL_KEEP_SIZE | (punch ? FALLOC_FL_PUNCH_HOLE : FALLOC_FL_ZERO_RANGE), from, to - from);
+	expect(h, rc, "punch or zero");
+	if (!rc) check_zeros(h, fh, from, to, punch ? "punch" : "zero");
+	for (u32 o = from; o < to;) {
+		ssize_t r = bfs_write(h->b, fh, o, h->buf[0] + o, to - o);
+		if (r <= 0) return r ? (int)r : -EIO;
+		o += (u32)r;
+	}
+	i64 at = bfs_seek(h->b, fh, 0, SEEK_HOLE);
+	if (at < 0 && at != -ENXIO) expect(h, (int)at, "seek");
+	return 0;
+}
 static void do_file(struct hostw *h, u32 place)
 {
 	struct bfs_attr a;
@@ -325,13 +369,14 @@ static void do_file(struct hostw *h, u32 place)
 	u32 e = ev_new(h, place, EV_SET, w);
 	const char *nm = name_of(place);
 	sim_note(S(), h->id, "create", place, w);
-	int rc = bfs_create(h->b, dir_of(place), nm, strlen(nm), 0644, 0, 0, O_RDWR | O_CREAT | O_EXCL, &a, &fh);
+	bool nameless = chance(150), named = !nameless;
+	int rc = nameless ? bfs_tmpfile(h->b, dir_of(place), 0644, 0, 0, O_RDWR, &a, &fh) : bfs_create(h->b, dir_of(place), nm, strlen(nm), 0644, 0, 0, O_RDWR | O_CREAT | O_EXCL, &a, &fh);
 	expect(h, rc, "create");
 	if (rc) {
 		ev_close(h, e, EV_FAIL, S()->step); /* private until the seal, so nobody's business */
 		return;
 	}
-	if (chance(200)) expect(h, bfs_reserve(h->b, fh, n), "reserve");
+	bool room = chance(250) && do_room(h, fh, n);
 	fill(w, h->buf[0], 0, n);
 	u32 cut = n > 128 && chance(400) ? draw(n / 64) * 64 : 0;
 	bool back = cut && chance(300);
@@ -346,9 +391,31 @@ static void do_file(struct hostw *h, u32 place)
 		}
 	}
 	expect(h, rc, "write");
+	if (room && rc == -ENOSPC) sim_fail(S(), "h%d: no room in %s where it was promised", h->id, where(place));
 	if (rc > 0) rc = 0;
+	if (!rc && chance(150)) {
+		rc = do_hole(h, fh, n);
+		expect(h, rc, "write into a hole");
+	}
 	bool killed = rc < 0 || chance(W->sc.killed_p);
-	if (!killed && chance(W->sc.fsync_p)) {
+	if (nameless && killed) { /* goes as it has come */
+		expect(h, bfs_flush(h->b, fh, true), "flush of a killed writer");
+		ev_close(h, e, EV_FAIL, S()->step);
+		expect(h, bfs_release(h->b, fh), "release");
+		return;
+	}
+	if (nameless) {
+		if (chance(W->sc.fsync_p)) expect(h, bfs_fsync(h->b, fh), "fsync");
+		sim_note(S(), h->id, "link", place, w);
+		rc = bfs_link(h->b, a.ino, dir_of(place), nm, strlen(nm), &a);
+		expect(h, rc, "link");
+		named = !rc;
+		if (rc) { /* it has that name or not; if it has, the close seals it */
+			ev_close(h, e, rc == -EAGAIN ? EV_UNKNOWN : EV_FAIL, rc == -EAGAIN ? NEVER : S()->step);
+			expect(h, bfs_flush(h->b, fh, false), "flush");
+		}
+	}
+	if (!killed && named && chance(W->sc.fsync_p)) {
 		int f = bfs_fsync(h->b, fh);
 		expect(h, f, "fsync");
 		if (!f) {
@@ -364,8 +431,10 @@ static void do_file(struct hostw *h, u32 place)
 		if (chance(700) && !do_unlink(h, place)) W->left--;
 		return;
 	}
-	sim_note(S(), h->id, "flush", place, w);
-	flush_until(h, fh, a.ino, e);
+	if (named) {
+		sim_note(S(), h->id, "flush", place, w);
+		flush_until(h, fh, a.ino, e);
+	}
 	expect(h, bfs_release(h->b, fh), "release");
 }
 static bool published(struct hostw *h, u32 place, struct bfs_attr *a)
@@ -399,12 +468,14 @@ static void do_rewrite(struct hostw *h, u32 place)
 		fill(w, h->buf[0], 0, n);
 		u32 o = 0;
 		rc = 0;
+		if (chance(200)) expect(h, bfs_fallocate(h->b, fh, FALLOC_FL_KEEP_SIZE, 0, n), "fallocate"); /* changes nothing of the content */
 		while (o < n && rc >= 0) {
 			ssize_t r = bfs_write(h->b, fh, o, h->buf[0] + o, n - o);
 			if (r <= 0) rc = r ? (int)r : -EIO;
 			else o += (u32)r;
 		}
 		expect(h, rc, "write");
+		if (rc >= 0 && chance(250) && (rc = do_hole(h, fh, n))) expect(h, rc, "write into a hole");
 		/* What was written over may have been longer by then, or nothing was.  Another host may also
 		 * have sealed a longer file in between, over which this write was done anew: only what is
 		 * there when the close is through says. */

@@ -22,7 +22,7 @@ setup(
     ext_modules=[
         Extension(
             "belugafs._native",
-            # The binding is _native*.c; the core and the FUSE server below it know nothing of Python.
+            # The binding is _native*.c; the core and the FUSE server know nothing of Python.
             sources=sorted(source for place in PLACES for source in glob(f"{place}.c")),
             depends=sorted([*glob("belugafs/*.h"), *glob("belugafs/_*/*.h")]),
             include_dirs=["belugafs/_core"],

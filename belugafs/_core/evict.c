@@ -224,12 +224,11 @@ int ev_make_room(struct txn *t, u64 granules)
 	return t->poison ? t->poison : (int)n;
 }
 
-int ev_make_slots(struct txn *t, u32 want)
+int ev_evict_some(struct txn *t, u32 objects)
 {
-	u32 n = 0;
-	int dirs = ev_reap(t, want);
-	if (dirs >= 0 && (u32)dirs < want) run(t, UINT64_MAX, (want < PER_TXN ? want : PER_TXN) - (u32)dirs, &n);
-	return t->poison ? t->poison : dirs + (int)n;
+	u32 n;
+	run(t, UINT64_MAX, objects < PER_TXN ? objects : PER_TXN, &n);
+	return t->poison ? t->poison : (int)n;
 }
 
 /* ---- one region ------------------------------------------------------------------------------------- */

@@ -39,6 +39,8 @@ struct ev {
 	u32 reap_s;  /* before this second a search finds nothing */
 	struct { u64 ino; u32 opens; } *held; /* open directories; under mx */
 	u32 nheld, held_cap;
+	struct young { u64 ino, stamp; } *young; /* directories that were emptied last, in that order: a ring; stamp: of then */
+	u32 young_at, nyoung, young_cap;
 };
 
 /* recency.c, under mx */
@@ -46,7 +48,8 @@ u64 *ev_at(struct bfs *b, struct view *v, u32 slot); /* stamp of a slot; NULL */
 void ev_new_term(struct bfs *b, struct view *v, u32 term);
 static inline u32 ev_seconds(struct bfs *b) { return (u32)(now_ns(b) / 1000000000ull); }
 
-/* reap.c */
+/* reap.c; ev_evict_some: evict.c */
 int ev_reap(struct txn *t, u32 want);        /* directories that eviction has emptied go; how many */
+int ev_evict_some(struct txn *t, u32 objects); /* so many go; how many */
 int ev_emptied(struct txn *t, u64 dir);      /* an eviction has taken an entry of dir: notes it when that was the last */
 #endif

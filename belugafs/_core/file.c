@@ -52,20 +52,12 @@ static int replace_abandoned(struct txn *t, u64 dir, const void *name, size_t le
 	return e.ino == ino ? nm_remove(t, &e) : -EEXIST;
 }
 
-/* Slots are out: eviction makes some.  true: begin again, or give up with *rc. */
-static bool more_slots(struct bfs *b, struct txn *t, int *rc, int *slots)
-{
-	if (*rc != -ENOSPC || t->poison || (*slots)++ || b->o.evict_none || t->root->slot_virgin < b->sb.inodes || ev_make_slots(t, 64) <= 0) return false;
-	*rc = op_end(b, t, 0);
-	return true;
-}
-
 int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, int flags, struct bfs_attr *a, u64 *fh)
 {
 	struct txn *t;
 	u64 ino = 0, made = 0;
 	i64 made_ns = 0;
-	int rc, slots = 0;
+	int rc;
 	if (b->o.readonly) return -EROFS;
 	for (int tries = 0; tries < 8; tries++) {
 		bool there = false;
@@ -81,10 +73,6 @@ int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u
 		else if (rc == -EEXIST && (flags & O_EXCL) && !(rc = replace_abandoned(t, dir, name, len, ino)))
 			rc = nm_create(t, dir, name, len, mode, uid, gid, (u8)(b->slot + 1), &ino);
 		else if (rc == -EEXIST && !(flags & O_EXCL)) there = true;
-		if (more_slots(b, t, &rc, &slots)) {
-			if (rc && rc != -EAGAIN) return rc;
-			continue;
-		}
 		if (!rc) {
 			if (!(rc = fl_new(t, ino, NULL, 0, hd_writes(flags) ? flags : flags | O_RDWR, fh))) {
 				const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
@@ -121,7 +109,7 @@ int bfs_tmpfile(struct bfs *b, u64 dir, u32 mode, u32 uid, u32 gid, int flags, s
 	struct txn *t;
 	u64 ino = 0, made = 0;
 	i64 made_ns = 0;
-	int rc = 0, slots = 0;
+	int rc = 0;
 	if (b->o.readonly) return -EROFS;
 	if (!hd_writes(flags)) return -EINVAL;
 	for (int tries = 0; tries < 8; tries++) {
@@ -132,10 +120,6 @@ int bfs_tmpfile(struct bfs *b, u64 dir, u32 mode, u32 uid, u32 gid, int flags, s
 		const struct bfs_obj *o = made ? ob_get(tview(t), made, &c) : NULL;
 		if (o && o->state == BFS_ST_NEW && o->btime_ns == made_ns && !bt_get(tview(t), KEY(BFS_T(BFS_T_ORPHAN, b->slot), INO_SLOT(made), 0), &r) && r.x == made) rc = nm_free_orphan(t, b->slot, made);
 		if (!rc) rc = nm_nameless(t, dir, mode, uid, gid, &ino);
-		if (more_slots(b, t, &rc, &slots)) {
-			if (rc && rc != -EAGAIN) return rc;
-			continue;
-		}
 		if (!rc && !(rc = fl_new(t, ino, NULL, 0, flags & ~O_EXCL, fh)) && (o = ob_get(tview(t), ino, &rc))) {
 			made_ns = o->btime_ns;
 			if (a) ob_attr(o, a);

@@ -256,7 +256,7 @@ int ev_attach(struct bfs *b);
 void ev_detach(struct bfs *b);
 u32 ev_stamp(struct bfs *b, u32 slot);
 int ev_empty_region(struct txn *t, u32 n);     /* evicts all of one region (room for n in one piece); granules, 0: none can be */
-int ev_make_slots(struct txn *t, u32 n);       /* directories that eviction emptied go for their slots, then n objects; how many */
+int ev_make_slots(struct txn *t);              /* directories that eviction emptied go for their slots, else blocks: as few as are needed; how many */
 void ev_admit(struct bfs *b, u32 slot, bool abandoned); /* counts as used now; abandoned: first to go */
 void ev_forget(struct bfs *b, u32 slot);       /* the object is gone: what comes next has its own recency */
 void ev_pins_changed(struct bfs *b);           /* or a directory has moved, below another pin */

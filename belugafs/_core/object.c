@@ -76,7 +76,7 @@ struct bfs_obj *ob_alloc(struct txn *t, u32 mode, u32 uid, u32 gid, int *rc)
 	if (t->poison) return *rc = t->poison, NULL;
 	/* slots are out: blocks go, least recently used first; a slot needs no quarantine, since
 	 * its next object has another number */
-	if (r->slot_virgin >= b->sb.inodes && !r->free_head && !b->o.evict_none) ev_make_slots(t, 16);
+	if (r->slot_virgin >= b->sb.inodes && !r->free_head && !b->o.evict_none) ev_make_slots(t);
 	if (t->poison) return *rc = t->poison, NULL;
 	if (r->slot_virgin < b->sb.inodes) {
 		if (!(o = cow_slot(t, r->slot_virgin))) return *rc = t->poison, NULL;

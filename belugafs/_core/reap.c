@@ -14,9 +14,18 @@
  * somebody who walks through all directories for ever keeps those that he comes by within it.
  *
  * They are found by looking through the slots, since a record of them would have to be kept in
- * step; not again before it is known that there is something to find. */
+ * step; not again before it is known that there is something to find.
+ *
+ * Blocks that each have a directory of their own can come and go faster than that: the slots would
+ * be full of directories too young to go, and all blocks be evicted for the slots of more.  So
+ * those emptied last stand in a ring in memory, too.  When it is full, a quarter of the slots, and
+ * when nothing else is left, the first in it go although they are young: those that nobody has
+ * come by since they were emptied.  The others have their time in any case, and then ENOSPC is the
+ * answer.  What is at stake is the second for which the kernel may know the name from before. */
 #include <sys/stat.h>
 #include "evict.h"
+
+static void young_put(struct ev *ev, struct young y) { ev->young[(ev->young_at + ev->nyoung++) % ev->young_cap] = y; }
 
 int ev_emptied(struct txn *t, u64 dir)
 {
@@ -30,6 +39,13 @@ int ev_emptied(struct txn *t, u64 dir)
 	o->flags |= BFS_OF_EMPTIED;
 	u32 due = ev_seconds(t->b) + t->b->o.reap_after_s + 1;
 	if (due < ev->reap_s) ev->reap_s = due;
+	lk(t->b, &ev->mx);
+	u64 *p = ev_at(t->b, tview(t), o->slot);
+	if (p) {
+		if (ev->nyoung == ev->young_cap) ev->young_at = (ev->young_at + 1) % ev->young_cap, ev->nyoung--;
+		young_put(ev, (struct young){dir, *p & ~EV_BITS});
+	}
+	unlk(t->b, &ev->mx);
 	return 0;
 }
 
@@ -93,13 +109,18 @@ void bfs_releasedir(struct bfs *b, u64 ino)
 }
 
 /* ---- reaping ------------------------------------------------------------------------------------ */
+static bool unwanted(const struct bfs_obj *o)
+{
+	if (!S_ISDIR(o->mode) || !(o->flags & BFS_OF_EMPTIED) || o->flags & (BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_NSBLOCK)) return false;
+	return !o->u.d.entries && !o->blob_len && o->parent && o->parent != BFS_ROOT_INO;
+}
+
 /* Second from which on o may go; UINT32_MAX: it stays. */
 static u32 due(struct txn *t, const struct bfs_obj *o)
 {
 	struct bfs *b = t->b;
 	struct ev *ev = b->ev;
-	if (!o->mode || !S_ISDIR(o->mode) || !(o->flags & BFS_OF_EMPTIED) || o->flags & (BFS_OF_PINNED | BFS_OF_PINNED_SOFT | BFS_OF_NSBLOCK)) return UINT32_MAX;
-	if (o->u.d.entries || o->blob_len || !o->parent || o->parent == BFS_ROOT_INO) return UINT32_MAX;
+	if (!unwanted(o)) return UINT32_MAX;
 	lk(b, &ev->mx);
 	u64 *p = ev_at(b, tview(t), o->slot), last = p ? *p >> 32 : UINT32_MAX;
 	if (held_at(ev, ob_ino(o)) < ev->nheld) last = ev_seconds(b);
@@ -148,6 +169,45 @@ int ev_reap(struct txn *t, u32 want)
 	else if (n && now + 1 < ev->reap_s) ev->reap_s = now + 1; /* if this transaction isn't committed */
 	if (next < ev->reap_s) ev->reap_s = next;
 	return t->poison ? t->poison : (int)n;
+}
+
+/* Before their time, those that nobody has come by since. */
+static int reap_young(struct txn *t, u32 want)
+{
+	struct bfs *b = t->b;
+	struct ev *ev = b->ev;
+	u32 n = 0, now = ev_seconds(b);
+	for (u32 left = ev->nyoung; left && n < want && !t->poison; left--) {
+		struct young y = ev->young[ev->young_at];
+		int rc = 0;
+		ev->young_at = (ev->young_at + 1) % ev->young_cap, ev->nyoung--;
+		const struct bfs_obj *o = ob_get(tview(t), y.ino, &rc);
+		if (!o && rc != -ESTALE) return txn_fail(t, rc);
+		if (!o || !unwanted(o)) continue;
+		lk(b, &ev->mx);
+		u64 *p = ev_at(b, tview(t), o->slot), stamp = p ? *p & ~EV_BITS : y.stamp;
+		bool stays = held_at(ev, y.ino) < ev->nheld || (stamp != y.stamp && (stamp >> 32) + b->o.reap_after_s + 1 > now);
+		if (stays || y.ino == t->keep) young_put(ev, y);
+		unlk(b, &ev->mx);
+		if (stays || y.ino == t->keep) continue;
+		if (reap(t, y.ino)) return t->poison;
+		n++;
+	}
+	return t->poison ? t->poison : (int)n;
+}
+
+int ev_make_slots(struct txn *t)
+{
+	enum { AT_ONCE = 16 };
+	struct ev *ev = t->b->ev;
+	/* of what would rather stay, no more than a thousandth of all */
+	u32 some = t->b->sb.inodes / 1024, few = some < 1 ? 1 : some < AT_ONCE ? some : AT_ONCE;
+	ev_drain(t->b);
+	int n = ev_reap(t, AT_ONCE);
+	if (!n && ev->nyoung == ev->young_cap) n = reap_young(t, few);
+	if (!n) n = ev_evict_some(t, few);
+	if (!n) n = reap_young(t, few);
+	return t->poison ? t->poison : n;
 }
 
 /* Ahead of need, so that what is made next finds a slot: while fewer than 1 of SCARCE are free. */

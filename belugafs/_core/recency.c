@@ -211,7 +211,9 @@ int ev_attach(struct bfs *b)
 	ev->dirty = xalloc(b, ev->nchunks);
 	ev->cand_cap = b->sb.inodes / 32 < 64 ? 64 : b->sb.inodes / 32 > 8192 ? 8192 : b->sb.inodes / 32;
 	ev->cand = xalloc(b, ev->cand_cap * sizeof *ev->cand);
-	return ev->chunk && ev->dirty && ev->cand ? 0 : -ENOMEM;
+	ev->young_cap = b->sb.inodes / 4 < 16 ? 16 : b->sb.inodes / 4 > 65536 ? 65536 : b->sb.inodes / 4;
+	ev->young = xalloc(b, ev->young_cap * sizeof *ev->young);
+	return ev->chunk && ev->dirty && ev->cand && ev->young ? 0 : -ENOMEM;
 }
 
 void ev_detach(struct bfs *b)
@@ -223,6 +225,7 @@ void ev_detach(struct bfs *b)
 	xfree(b, ev->dirty);
 	xfree(b, ev->cand);
 	xfree(b, ev->held);
+	xfree(b, ev->young);
 	xfree(b, ev);
 	b->ev = NULL;
 }

@@ -42,6 +42,13 @@ def fill_slots(memory: Memory, where: int, prefix: str = "fill") -> int:
     raise AssertionError("slots are never out")
 
 
+def fill_free_slots(memory: Memory) -> None:
+    """As many empty ordinary files as there is room for without taking anything away."""
+    numbers = memory.pool.statfs()
+    for i in range(numbers["inodes"] - numbers["inodes_used"]):
+        memory.pool.mknod(ROOT, f"free{i}", 0o100644)
+
+
 def reaped(memory: Memory) -> int:
     return int(memory.pool.statfs()["reaped_dirs"])
 
@@ -203,20 +210,80 @@ def test_an_open_directory_stays(memory: Memory) -> None:
     assert caught.value.errno == errno.ENOTDIR
 
 
+@pytest.mark.parametrize("how", ["mknod", "create", "mkdir"])
+@pytest.mark.parametrize("wait_s", [0.0, AFTER_S + 1.1], ids=["young", "due"])
 def test_the_directory_that_a_file_is_being_made_in_is_not_taken_for_its_slot(
-    memory: Memory,
+    memory: Memory, wait_s: float, how: str
 ) -> None:
     pool, engine = memory.pool, top(memory)
     last = pool.mkdir(engine, "last").ino
     memory.put(last, "block", 4096)
-    fill_slots(memory, ROOT)  # evicts the block
-    assert memory.names(last) == set()
-    time.sleep(AFTER_S + 1.1)
+    assert pool.evict(EVERYTHING) == 1
+    fill_free_slots(memory)
+    time.sleep(wait_s)
     with pytest.raises(OSError) as caught:
-        pool.mknod(last, "f", 0o100644)
+        getattr(pool, how)(last, "f", 0o100644)
     assert caught.value.errno == errno.ENOSPC
+    assert memory.names(engine) == {"last"}
     pool.mknod(ROOT, "f", 0o100644)  # from elsewhere it goes
     assert memory.names(engine) == set()
+
+
+@pytest.mark.parametrize(("inodes", "most"), [(256, 1), (5000, 4)])
+def test_few_blocks_go_for_a_slot(inodes: int, most: int) -> None:
+    memory = Memory(size_bytes=64 << 20, inodes=inodes)
+    pool = memory.pool
+    for i in range(pool.statfs()["inodes"] - pool.statfs()["inodes_used"]):
+        memory.put(ROOT, f"b{i}", 1)
+    assert pool.statfs()["evicted_blocks"] == 0
+    for made in range(1, 20):
+        pool.mknod(ROOT, f"f{made}", 0o100644)
+        assert made <= pool.statfs()["evicted_blocks"] < made + most
+    memory.close()
+
+
+def test_blocks_with_a_directory_each_come_and_go_at_any_speed(memory: Memory) -> None:
+    """A thousand a second, where a few hundred fit, and every directory is too young to go: no
+    store fails, and blocks have most of the slots all the while."""
+    pool, engine = memory.pool, top(memory)
+    for i in range(3000):
+        memory.put(pool.mkdir(engine, f"d{i}").ino, "block", 4096)
+        if i > 400 and i % 100 == 0:
+            assert pool.statfs()["nblocks"] > 80
+    left = {f"d{i}" for i in range(2925, 3000)}
+    assert memory.names(engine) >= left
+    assert all(memory.names(pool.lookup(engine, name).ino) for name in left)
+
+
+def test_young_directories_go_when_nothing_else_is_left(memory: Memory) -> None:
+    """In the order in which they were emptied; not those that are open, that somebody has come by
+    since, or that are wanted for another reason."""
+    pool, engine = memory.pool, top(memory)
+    inos = {f"d{i:02}": pool.mkdir(engine, f"d{i:02}").ino for i in range(20)}
+    for ino in inos.values():
+        memory.put(ino, "block", 4096)
+    pool.opendir(inos["d03"])
+    for name in inos:  # one by one: so is the order
+        assert pool.evict(1) == 1, name
+    pool.lookup(engine, "d05")
+    pool.getattr(inos["d06"])
+    with pytest.raises(OSError):
+        pool.lookup(inos["d07"], "block")
+    pool.setattr(inos["d08"], mode=0o700)
+    stay = {"d03", "d05", "d06", "d07", "d08"}
+    fill_free_slots(memory)
+    for number, name in enumerate(sorted(inos.keys() - stay)):
+        assert name in memory.names(engine)
+        pool.mknod(ROOT, f"g{number}", 0o100644)
+        assert name not in memory.names(engine)
+    with pytest.raises(OSError) as caught:
+        pool.mknod(ROOT, "h", 0o100644)
+    assert caught.value.errno == errno.ENOSPC
+    assert memory.names(engine) == stay
+    pool.releasedir(inos["d03"])
+    time.sleep(AFTER_S + 1.1)
+    fill_slots(memory, ROOT, "i")
+    assert memory.names(engine) == {"d08"}
 
 
 def test_makedirs_and_create_never_fail_beside_reaping() -> None:

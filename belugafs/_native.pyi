@@ -317,6 +317,11 @@ class Pool:
     # Capacity.
     def statfs(self) -> dict[str, Any]: ...
     def evict(self, granules: int, /) -> int: ...
+    def evictable(self, slot: int, slots: int, /) -> tuple[int, int]:
+        """What evict could free of the objects in ``slots`` slots from ``slot`` on, in granules:
+        blocks that are neither pinned hard nor open, and ordinary files with ``evict="all"``.
+        Then the slot to go on with; 0: that was all."""
+
     def touch(self, ino: int, /) -> None: ...
     def prefault(self, off: int, length: int, /) -> bool:
         """Set up this process's page tables for bytes of the mapping. Memory that a sparse

@@ -225,7 +225,7 @@ static PyObject *stat_dict(const struct bfs_stat *s)
 	if (!d) return NULL;
 #define NUM(f) native_put(d, #f, PyLong_FromUnsignedLongLong(s->f))
 	if (NUM(data_granules) && NUM(used_granules) && NUM(quarantined_granules) && NUM(bad_granules) &&
-	    NUM(largest_free_granules) && NUM(evictable_granules) && NUM(inodes) && NUM(inodes_used) &&
+	    NUM(largest_free_granules) && NUM(block_granules) && NUM(inodes) && NUM(inodes_used) &&
 	    NUM(meta_pages) && NUM(meta_pages_used) && NUM(meta_pages_waiting) && NUM(nblocks) &&
 	    NUM(nordinary) && NUM(nunsealed) && NUM(norphans) && NUM(open_files) && NUM(open_for_write) &&
 	    NUM(evicted_blocks) && NUM(evicted_granules) && NUM(reaped_dirs) && NUM(seals) && NUM(seal_deferred) && NUM(creates) &&
@@ -248,6 +248,17 @@ static PyObject *pool_statfs(PoolObject *p, PyObject *Py_UNUSED(none))
 	CORE(p, rc, bfs_statfs(b, &s));
 	pool_leave(p);
 	return rc < 0 ? native_none(rc) : stat_dict(&s);
+}
+
+static PyObject *pool_evictable(PoolObject *p, PyObject *args)
+{
+	u32 slot, slots;
+	u64 granules = 0;
+	int rc;
+	if (!PyArg_ParseTuple(args, "O&O&:evictable", native_conv_u32, &slot, native_conv_u32, &slots) || !pool_enter(p)) return NULL;
+	CORE(p, rc, bfs_evictable(b, &slot, slots, &granules));
+	pool_leave(p);
+	return rc < 0 ? native_none(rc) : Py_BuildValue("KI", (unsigned long long)granules, slot);
 }
 
 static PyObject *pool_evict(PoolObject *p, PyObject *arg)
@@ -362,6 +373,7 @@ static PyMethodDef native_pool_methods[] = {
 	KEYWORDS(declare_dead),
 	NOARGS(statfs),
 	{"evict", (PyCFunction)pool_evict, METH_O, NULL},
+	{"evictable", (PyCFunction)(void (*)(void))pool_evictable, METH_VARARGS, NULL},
 	{"touch", (PyCFunction)pool_touch, METH_O, NULL},
 	KEYWORDS(extents),
 	{"prefault", (PyCFunction)pool_prefault, METH_VARARGS, NULL},

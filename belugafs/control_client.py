@@ -51,6 +51,16 @@ class Daemon:
         assert isinstance(found, dict)
         return found
 
+    def evictable_bytes(self) -> int:
+        """What eviction could free now. Raises PoolError."""
+        total, slot = 0, 0
+        while True:
+            answer = self.ask("evictable", slot)
+            total += int(answer["evictable_bytes"])
+            slot = int(answer["next"])
+            if not slot:
+                return total
+
     def _cannot(self, error: OSError) -> PoolError:
         place = self._mount_point
         if error.errno in (errno.EACCES, errno.EPERM):

@@ -14,6 +14,7 @@ from belugafs import _native
 
 SLICE_S = 0.02
 _EVICT_GRANULES = 1024  # asked of the core at a time: 4 MiB, or as many tiny blocks
+_EVICTABLE_SLOTS = 8192  # looked at by the core at a time
 _VERIFY_BYTES_MAX = 64 << 20
 
 Answer = dict[str, Any]
@@ -58,6 +59,20 @@ def evict(pool: _native.Pool, words: list[str]) -> Answer:
     return {"freed_bytes": freed * _native.GRANULE_BYTES, "blocks": blocks, "done": done}
 
 
+def evictable(pool: _native.Pool, words: list[str]) -> Answer:
+    """``evictable SLOT``: the bytes that eviction could free in the objects from that inode slot
+    on. ``next`` is where to go on; 0: that was all."""
+    if len(words) != 1 or (slot := _number(words[0])) >= 1 << 32:
+        raise CommandError("evictable SLOT")
+    granules, more = 0, True
+    until = time.monotonic() + SLICE_S
+    while more and time.monotonic() < until:
+        part, slot = pool.evictable(slot, _EVICTABLE_SLOTS)
+        granules += part
+        more = slot != 0
+    return {"evictable_bytes": granules * _native.GRANULE_BYTES, "next": slot}
+
+
 def verify(pool: _native.Pool, words: list[str]) -> Answer:
     """``verify BYTES INODE OFFSET [INODE OFFSET]...``: compare files with their checksums, from
     these offsets on, about BYTES in all. One result for each file that was begun, as
@@ -82,5 +97,6 @@ def verify(pool: _native.Pool, words: list[str]) -> Answer:
 
 _COMMANDS: dict[str, Callable[[_native.Pool, list[str]], Answer]] = {
     "evict": evict,
+    "evictable": evictable,
     "verify": verify,
 }

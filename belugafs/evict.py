@@ -91,17 +91,19 @@ def evict(where: str, size_bytes: int | None, percent: float | None, progress: P
     mount or an unmounted pool. Raises PoolError."""
     mount = mounts.mount_of(where)
     if mount is not None:
-        before = status.report(where)
-        wanted = _wanted(before["stats"], size_bytes, percent)
+        stats = status.report(where)["stats"]
+        wanted = _wanted(stats, size_bytes, percent)
         freed, blocks = 0, 0
         with Daemon(mount) as daemon:
+            total = min(wanted, daemon.evictable_bytes())
             done = False
             while not done:
                 answer = daemon.ask("evict", wanted - freed)
                 freed += answer["freed_bytes"]
                 blocks += answer["blocks"]
                 done = answer["done"] or freed >= wanted
-                progress(freed, _total(wanted, before["stats"]))
+                progress(freed, total)
+            evictable = daemon.evictable_bytes()
         pool_path, stats = mount.source, status.report(where)["stats"]
     else:
         if os.path.isdir(where):
@@ -111,14 +113,15 @@ def evict(where: str, size_bytes: int | None, percent: float | None, progress: P
         with opened, attach.attach(opened, MountOptions(), wait_s=attach.LOCK_WAIT_S) as pool:
             stats = pool.statfs()
             wanted = _wanted(stats, size_bytes, percent)
-            freed, first, total = 0, stats["evicted_blocks"], _total(wanted, stats)
+            freed, first = 0, stats["evicted_blocks"]
+            total = min(wanted, _evictable_bytes(pool))
             got = 1
             while got and freed < wanted:
                 missing = -(-(wanted - freed) // _native.GRANULE_BYTES)
                 got = pool.evict(min(missing, _STEP_GRANULES)) * _native.GRANULE_BYTES
                 freed += got
                 progress(freed, total)
-            stats = pool.statfs()
+            stats, evictable = pool.statfs(), _evictable_bytes(pool)
             blocks = stats["evicted_blocks"] - first
     everything = size_bytes is None and percent is None
     return {
@@ -129,7 +132,7 @@ def evict(where: str, size_bytes: int | None, percent: float | None, progress: P
         "blocks": blocks,
         "used_bytes": stats["used_granules"] * _native.GRANULE_BYTES,
         "data_bytes": stats["data_granules"] * _native.GRANULE_BYTES,
-        "evictable_bytes": stats["evictable_granules"] * _native.GRANULE_BYTES,
+        "evictable_bytes": evictable,
     }
 
 
@@ -139,5 +142,5 @@ def _wanted(stats: dict[str, Any], size_bytes: int | None, percent: float | None
     return SIZE_MAX_BYTES if size_bytes is None else size_bytes
 
 
-def _total(wanted: int, stats: dict[str, Any]) -> int:
-    return min(wanted, int(stats["evictable_granules"]) * _native.GRANULE_BYTES)
+def _evictable_bytes(pool: _native.Pool) -> int:
+    return pool.evictable(0, status.ALL_SLOTS)[0] * _native.GRANULE_BYTES

@@ -1,5 +1,6 @@
 """What ``belugafs status`` shows, from a mount's control files or from an unmounted pool."""
 
+import json
 import os
 import subprocess
 import uuid
@@ -8,11 +9,12 @@ from typing import Any
 from belugafs import attach, holders, mounts
 from belugafs._native import GRANULE_BYTES
 from belugafs._pool.host import Mount
-from belugafs.control import DIRECTORY_NAME, parse_pairs
+from belugafs.control import COMMAND_NAME, DIRECTORY_NAME, parse_pairs
 from belugafs.exits import Exit
 from belugafs.pool import PoolError
 from belugafs.units import format_size
 
+ALL_SLOTS = (1 << 32) - 1
 _ANSWER_LIMIT_S = 5.0
 _left_behind: list[subprocess.Popen[str]] = []
 """Not waited for, and kept, so that nobody else waits for them either."""
@@ -21,8 +23,24 @@ _OPEN_BY_MAX = 3
 Report = dict[str, Any]
 """``pool``, ``mount_point`` (None: not mounted), ``label``, ``uuid``, ``granule_bytes``, ``stats``
 (the core's counters, and the daemon's own), ``config`` (how it is mounted; empty if it isn't),
+``evictable_bytes`` (what eviction could free: blocks that are neither pinned hard nor open; None:
+not known, since only root and the user who mounted can ask, and not on a read-only mount),
 ``open_by`` (the processes with the most open files, as far as they can be seen) and ``error``
 (None, or why there are no stats)."""
+
+# Asks the daemon, in slices, as often as it says that there is more. In another process for the
+# same reason as the rest.
+_ASK_EVICTABLE = r"""
+test -w "$1" && exec 3<> "$1" || exit
+at=0
+while echo "evictable $at" >&3; do
+    answer=$(cat <&3) && echo "$answer" || exit
+    at=${answer##*'"next": '}
+    at=${at%'}'}
+    test "$at" -gt 0 || exit 0
+done
+exit 1
+"""
 
 
 def all_mounts() -> list[Report]:
@@ -47,7 +65,9 @@ def report(where: str) -> Report:
         raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
     with attach.attached_readonly(where) as (pool, super_):
         numbers = pool.statfs()
-        return _report(os.path.realpath(where), None, numbers, super_["uuid"], super_["label"])
+        found = _report(os.path.realpath(where), None, numbers, super_["uuid"], super_["label"])
+        found["evictable_bytes"] = pool.evictable(0, ALL_SLOTS)[0] * GRANULE_BYTES
+        return found
 
 
 def _of_mount(mount: Mount) -> Report:
@@ -58,6 +78,7 @@ def _of_mount(mount: Mount) -> Report:
     identity = bytes.fromhex(config.get("uuid", ""))
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config
+    report["evictable_bytes"] = _evictable_bytes(mount)
     if numbers.get("open_files"):
         report["open_by"] = _open_by(mount)
     return report
@@ -66,12 +87,31 @@ def _of_mount(mount: Mount) -> Report:
 def _control_files(mount: Mount) -> tuple[dict[str, str], dict[str, str]]:
     """The pairs of ``stats`` and ``config``. Raises PoolError.
 
-    Another process reads them, and is left behind if the daemon hangs: who waits for a hung
-    daemon can't even be killed.
+    Another process reads them: who waits for a hung daemon can't even be killed.
     """
-    place = os.path.join(mount.mount_point, os.fsdecode(DIRECTORY_NAME))
+    text, error, code = _ask(mount, 'cd "$1" && cat stats && echo && cat config')
+    if code != 0:
+        why = error.strip().splitlines()[0].rpartition(": ")[2] if error.strip() else "no answer"
+        raise PoolError(
+            f"the mount on {mount.mount_point} does not answer: {why}; mounting it again heals it",
+            Exit.IO_ERROR,
+        )
+    stats, _, config = text.partition("\n\n")
+    return parse_pairs(stats), parse_pairs(config)
+
+
+def _evictable_bytes(mount: Mount) -> int | None:
+    text, _, code = _ask(mount, _ASK_EVICTABLE, os.fsdecode(COMMAND_NAME))
+    answers = [json.loads(line) for line in text.splitlines()] if code == 0 else []
+    return sum(answer["evictable_bytes"] for answer in answers) if answers else None
+
+
+def _ask(mount: Mount, script: str, name: str = "") -> tuple[str, str, int]:
+    """Output, errors and exit code of a shell's script about a file of ``.beluga``, its $1.
+    Raises PoolError if the daemon hangs; the shell is left behind then."""
+    place = os.path.join(mount.mount_point, os.fsdecode(DIRECTORY_NAME), name)
     child = subprocess.Popen(
-        ["sh", "-c", 'cd "$1" && cat stats && echo && cat config', "sh", place],
+        ["sh", "-c", script, "sh", place],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -88,14 +128,7 @@ def _control_files(mount: Mount) -> tuple[dict[str, str], dict[str, str]]:
             f"umount -f {mount.mount_point} ends all that waits for it",
             Exit.IO_ERROR,
         ) from None
-    if child.returncode != 0:
-        why = error.strip().splitlines()[0].rpartition(": ")[2] if error.strip() else "no answer"
-        raise PoolError(
-            f"the mount on {mount.mount_point} does not answer: {why}; mounting it again heals it",
-            Exit.IO_ERROR,
-        )
-    stats, _, config = text.partition("\n\n")
-    return parse_pairs(stats), parse_pairs(config)
+    return text, error, child.returncode
 
 
 def _open_by(mount: Mount) -> list[dict[str, Any]]:
@@ -118,6 +151,7 @@ def _report(
         "granule_bytes": GRANULE_BYTES,
         "stats": {key: value for key, value in numbers.items() if isinstance(value, int)},
         "config": {},
+        "evictable_bytes": None,
         "open_by": [],
         "error": None,
     }
@@ -147,11 +181,15 @@ def as_text(report: Report) -> str:
     open_by = "".join(
         f"; {by['open_files']} by process {by['pid']} ({by['command']})" for by in report["open_by"]
     )
+    evictable = report["evictable_bytes"]
+    going = f"{size('block_granules')} in blocks"
+    if evictable is not None:
+        going = f"{format_size(evictable)} can be evicted"
     files = f"{stats['nblocks']} blocks, {stats['nordinary']} ordinary"
     rows = {
         "label": report["label"],
         "uuid": report["uuid"],
-        "used": f"{used}, {size('evictable_granules')} can be evicted",
+        "used": f"{used}, {going}",
         "freed, not yet reusable": size("quarantined_granules"),
         "bad memory": size("bad_granules") if stats["bad_granules"] else "",
         "files": f"{files}, {stats['nunsealed']} being written",

@@ -176,7 +176,7 @@ int bfs_batch_abort(struct bfs *b);
 
 /* ---- capacity ------------------------------------------------------------------------ */
 struct bfs_stat {
-	u64 data_granules, used_granules, quarantined_granules, bad_granules, largest_free_granules, evictable_granules;
+	u64 data_granules, used_granules, quarantined_granules, bad_granules, largest_free_granules, block_granules; /* block_granules: of blocks, pinned and open ones too */
 	u64 inodes, inodes_used, meta_pages, meta_pages_used, meta_pages_waiting;
 	u64 nblocks, nordinary, nunsealed, norphans, open_files, open_for_write;
 	u64 evicted_blocks, evicted_granules, reaped_dirs, seals, seal_deferred, creates, unlinks, corrupt;
@@ -189,6 +189,8 @@ struct bfs_stat {
 };
 int bfs_statfs(struct bfs *b, struct bfs_stat *s);
 int bfs_evict(struct bfs *b, u64 granules, u64 *freed); /* least recently used blocks first */
+/* What bfs_evict could free: of so many slots from *slot on.  *slot: where to go on; 0: that was all */
+int bfs_evictable(struct bfs *b, u32 *slot, u32 slots, u64 *granules);
 void bfs_touch(struct bfs *b, u64 ino);
 /* place of a file's data: up to max extents of (file granule, granule address, length) */
 struct bfs_extent { u64 file_granule, addr; u32 len; u32 overlay; };

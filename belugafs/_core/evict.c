@@ -25,43 +25,42 @@ static u8 pin_of(const struct bfs_obj *o) { return o->flags & BFS_OF_PINNED ? PI
 
 /* The strongest pin of a directory and of those above it.  Remembered for the run: most files
  * share their directory with many. */
-static u8 pin_above(struct txn *t, u64 dir)
+static u8 pin_above(struct view *v, struct pins *known, u64 dir)
 {
-	struct ev *ev = t->b->ev;
-	const u32 mask = sizeof ev->pin / sizeof *ev->pin - 1;
+	const u32 mask = sizeof known->at / sizeof *known->at - 1;
 	u64 first = dir;
 	u8 pin = PIN_NONE;
-	for (u32 n = 0; dir && n < t->b->sb.inodes && pin < PIN_HARD; n++) {
+	for (u32 n = 0; dir && n < v->b->sb.inodes && pin < PIN_HARD; n++) {
 		int rc = 0;
 		u32 i = (u32)((dir * 0x9E3779B97F4A7C15ull) >> 40) & mask;
-		if (ev->pin[i].dir == dir) {
-			if (ev->pin[i].pin > pin) pin = ev->pin[i].pin;
+		if (known->at[i].dir == dir) {
+			if (known->at[i].pin > pin) pin = known->at[i].pin;
 			break;
 		}
-		const struct bfs_obj *d = ob_get(tview(t), dir, &rc);
+		const struct bfs_obj *d = ob_get(v, dir, &rc);
 		if (!d) break;
 		if (pin_of(d) > pin) pin = pin_of(d);
 		if (dir == BFS_ROOT_INO) break;
 		dir = d->parent;
 	}
 	u32 i = (u32)((first * 0x9E3779B97F4A7C15ull) >> 40) & mask;
-	ev->pin[i].dir = first, ev->pin[i].pin = pin;
+	known->at[i].dir = first, known->at[i].pin = pin;
 	return pin;
 }
 
 /* May it go at all?  *soft: only when nothing else is left. */
-static bool evictable(struct txn *t, const struct bfs_obj *o, bool *soft)
+static bool evictable(struct view *v, struct pins *known, const struct bfs_obj *o, bool *soft)
 {
 	struct bfs_rec r[NAMES_MAX];
 	bool block = o->cls == BFS_CLS_BLOCK && o->nlink == 1;
 	*soft = false;
 	if (!S_ISREG(o->mode) || (o->state != BFS_ST_SEALED && o->state != BFS_ST_ABANDONED)) return false;
-	if (!block && !(t->b->o.evict_all && o->nlink && o->nlink <= NAMES_MAX)) return false;
-	u8 pin = pin_of(o), p = pin < PIN_HARD ? pin_above(t, o->parent) : PIN_HARD;
+	if (!block && !(v->b->o.evict_all && o->nlink && o->nlink <= NAMES_MAX)) return false;
+	u8 pin = pin_of(o), p = pin < PIN_HARD ? pin_above(v, known, o->parent) : PIN_HARD;
 	if (p > pin) pin = p;
-	int n = o->nlink > 1 && pin < PIN_HARD ? bt_range(tview(t), KEY(BFS_T(BFS_T_LINK, o->slot), 0, 0), r, NAMES_MAX) : 0;
+	int n = o->nlink > 1 && pin < PIN_HARD ? bt_range(v, KEY(BFS_T(BFS_T_LINK, o->slot), 0, 0), r, NAMES_MAX) : 0;
 	for (int i = 0; i < n && pin < PIN_HARD; i++)
-		if ((p = pin_above(t, r[i].k.b)) > pin) pin = p;
+		if ((p = pin_above(v, known, r[i].k.b)) > pin) pin = p;
 	*soft = pin == PIN_SOFT;
 	return n >= 0 && pin < PIN_HARD;
 }
@@ -91,8 +90,9 @@ static bool grade(struct txn *t, u32 slot, u64 *p)
 {
 	int rc = 0;
 	bool soft;
+	struct ev *ev = t->b->ev;
 	const struct bfs_obj *o = ob_slot(tview(t), slot, &rc);
-	if (!o || !o->mode || !evictable(t, o, &soft)) {
+	if (!o || !o->mode || !evictable(tview(t), &ev->pins, o, &soft)) {
 		*p |= EV_SKIP;
 		return false;
 	}
@@ -142,7 +142,7 @@ static void begin(struct bfs *b)
 	struct ev *ev = b->ev;
 	ev_drain(b);
 	ev->asked = false;
-	memset(ev->pin, 0, sizeof ev->pin);
+	memset(&ev->pins, 0, sizeof ev->pins);
 }
 
 /* The one that goes next; NULL: none may. */
@@ -155,7 +155,7 @@ static const struct bfs_obj *next_victim(struct txn *t, bool take)
 	lk(b, &ev->mx);
 	ev_new_term(b, tview(t), t->term);
 	if (atomic_exchange(&ev->recheck, false)) {
-		memset(ev->pin, 0, sizeof ev->pin);
+		memset(&ev->pins, 0, sizeof ev->pins);
 		ask_again(b);
 	}
 	while (!o) {
@@ -247,7 +247,7 @@ static int oldness(struct txn *t, u64 lo, u64 hi, u64 *newest, u64 *ino, u32 max
 		if (rc || r.k.a != BFS_T(BFS_T_OWN, 0) || r.k.b >= hi) break;
 		const struct bfs_obj *o = ob_get(tview(t), r.y, &rc);
 		bool soft;
-		if (!o || !evictable(t, o, &soft) || in_is_open(b, r.y)) return -1;
+		if (!o || !evictable(tview(t), &ev->pins, o, &soft) || in_is_open(b, r.y)) return -1;
 		if (*n && ino[*n - 1] == r.y) continue;
 		if (*n == max) return -1;
 		ino[(*n)++] = r.y;
@@ -275,7 +275,7 @@ int ev_empty_region(struct txn *t, u32 want)
 		int rc = 0;
 		struct bfs_rec r;
 		bool soft;
-		if (!(o = ob_slot(tview(t), ev->cand[k].slot, &rc)) || !o->mode || !evictable(t, o, &soft)) continue;
+		if (!(o = ob_slot(tview(t), ev->cand[k].slot, &rc)) || !o->mode || !evictable(tview(t), &ev->pins, o, &soft)) continue;
 		u64 addr = o->u.f.inl_addr;
 		if (!addr && bt_range(tview(t), KEY(BFS_T(BFS_T_EXT, o->slot), 0, 0), &r, 1) == 1) addr = r.x;
 		if (!addr || !al_mem(b, addr)) continue;
@@ -314,4 +314,21 @@ int bfs_evict(struct bfs *b, u64 granules, u64 *freed)
 	if (freed) *freed = sum;
 	if (!rc && sum && !in_batch(b) && !(rc = bfs_apply_scan(b))) rc = bfs_reclaim(b);
 	return rc == -EBUSY ? 0 : rc;
+}
+
+int bfs_evictable(struct bfs *b, u32 *slot, u32 slots, u64 *granules)
+{
+	struct rd r;
+	struct pins known = {0};
+	int rc = rd_begin(b, &r);
+	if (rc) return rc;
+	u32 at = *slot, end = r.v.root->slot_virgin < b->sb.inodes ? r.v.root->slot_virgin : b->sb.inodes;
+	for (*granules = 0; at < end && slots && !rc; at++, slots--) {
+		bool soft;
+		const struct bfs_obj *o = ob_slot(&r.v, at, &rc);
+		if (o && o->mode && o->granules && evictable(&r.v, &known, o, &soft) && !in_is_open(b, ob_ino(o))) *granules += o->granules;
+	}
+	*slot = at < end ? at : 0;
+	rd_end(&r);
+	return rc;
 }

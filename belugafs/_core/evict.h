@@ -13,6 +13,10 @@
 /* the order in which they go */
 static inline u64 ev_key(u64 stamp) { return (stamp & EV_SOFT ? 1ull << 63 : 0) | stamp >> 2; }
 
+struct pins { /* what is pinned from a directory on, as far as known in one run */
+	struct { u64 dir; u8 pin; } at[256];
+};
+
 struct ev {
 	pthread_mutex_t mx;
 	u32 nchunks;
@@ -32,7 +36,7 @@ struct ev {
 	struct cand { u64 key; u32 slot; } *cand;
 	u32 ncand, at, cand_cap;
 	u32 filled; /* order when the candidates were chosen */
-	struct { u64 dir; u8 pin; } pin[256]; /* what is pinned from a directory on, for one run */
+	struct pins pins;
 
 	/* reap.c, under wlock */
 	u32 reap_at; /* slot that the search goes on with */

@@ -346,7 +346,7 @@ int bfs_statfs(struct bfs *b, struct bfs_stat *s)
 	s->data_granules = b->sb.data_granules;
 	s->used_granules = t->granules_used, s->quarantined_granules = t->granules_quar, s->bad_granules = t->granules_bad;
 	s->largest_free_granules = al_largest(&r.v);
-	s->evictable_granules = t->blocks_granules;
+	s->block_granules = t->blocks_granules;
 	s->inodes = b->sb.inodes - 1, s->inodes_used = t->slots_used;
 	s->meta_pages = b->sb.meta_pages - 1, s->meta_pages_used = t->pages_used, s->meta_pages_waiting = t->pages_log;
 	s->nblocks = t->nblocks, s->nordinary = t->nordinary, s->nunsealed = t->nunsealed, s->norphans = t->norphans;

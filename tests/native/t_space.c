@@ -284,7 +284,7 @@ static void t_evict(void)
 		bool stays = i == 9 || i == 11 || i == 13;
 		CHECK(there(1, name) == stays, "%s is %s", name, stays ? "gone" : "there");
 	}
-	CHECK(st().evictable_granules == 25, "evictable %llu", (unsigned long long)st().evictable_granules); /* the pinned one */
+	CHECK(st().block_granules == 25, "in blocks %llu", (unsigned long long)st().block_granules); /* the pinned one */
 	check_space();
 	drop_pool();
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -322,6 +323,52 @@ def test_least_recently_used_first_and_making_is_a_use(memory: Memory) -> None:
         memory.read(inos[i])
     memory.put(ROOT, "last", 4096)
     assert evicted_one_by_one(memory) == ["f1", "f3", "f5", "f0", "f4", "f2", "last"]
+
+
+@pytest.mark.parametrize("evict", ["lru", "all"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_can_be_evicted_is_known_before(evict: str, seed: int) -> None:
+    """Whatever is pinned, open, linked or written again: what is said is what evict frees."""
+    rng = random.Random(seed)
+    memory = Memory(attach={"evict": evict})
+    pool = memory.pool
+    dirs = [ROOT]
+    for i in range(12):
+        dirs.append(pool.mkdir(rng.choice(dirs), f"d{i}").ino)
+        if rng.random() < 0.3:
+            pool.setxattr(dirs[-1], PIN, rng.choice([b"hard", b"soft"]))
+    held = []
+    for i in range(150):
+        where, kind = rng.choice(dirs), rng.randrange(10)
+        ino = memory.put(where, f"f{i}", rng.randrange(40_000), killed=kind == 0)
+        if kind == 1:
+            held.append(pool.open(ino, os.O_RDONLY))
+        elif kind == 2:
+            held.append(pool.open(ino, os.O_RDWR))
+            pool.write(held[-1], 0, b"again")
+        elif kind == 3:
+            pool.link(ino, rng.choice(dirs), f"l{i}")
+        elif kind == 4:
+            pool.setxattr(ino, PIN, rng.choice([b"hard", b"soft"]))
+        elif kind == 5:
+            fh = pool.open(ino, os.O_RDWR)
+            pool.write(fh, 0, b"again")
+            pool.release(fh)
+        elif kind == 6:
+            held.append(pool.open(ino, os.O_RDONLY))
+            pool.unlink(where, f"f{i}")
+    said, slot, more = 0, 0, True
+    while more:
+        part, slot = pool.evictable(slot, 7)
+        said, more = said + part, slot != 0
+    assert (said, 0) == pool.evictable(0, 1 << 31)
+    assert 0 < said < pool.statfs()["used_granules"]
+    assert pool.evict(EVERYTHING) == said
+    assert pool.evictable(0, 1 << 31) == (0, 0)
+    for fh in held:
+        pool.release(fh)
+    assert pool.evictable(0, 1 << 31)[0] == pool.evict(EVERYTHING)
+    memory.close()
 
 
 def test_abandoned_files_go_first_also_when_somebody_looks_into_them(memory: Memory) -> None:

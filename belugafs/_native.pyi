@@ -336,7 +336,9 @@ class DirectServer:
     Made, it has answered the kernel's first request. ``control`` answers for the directory
     ``.beluga``: (opcode, inode number, uid, body) to the body of the reply, 0 for an empty one,
     or a negative errno. ``log`` is called as ``logging.log``. ``threads`` wait for requests at a
-    time; more are added while all are held up. Raises OSError (EPROTO: kernel too old).
+    time; more are added while all are held up. ``still_open`` is for pools attached with
+    ``publish_close``: (process, its start in ticks, inode number) to whether that process has the
+    file open. Raises OSError (EPROTO: kernel too old).
     """
 
     def __init__(
@@ -348,7 +350,7 @@ class DirectServer:
         *,
         max_pages: int = ...,
         threads: int = 1,
-        publish_close: bool = False,
+        still_open: Callable[[int, int, int], bool] | None = None,
     ) -> None: ...
     def fileno(self) -> int:
         """Readable once no request is served any more."""

@@ -8,7 +8,7 @@ typedef struct {
 	PyObject_HEAD
 	PoolObject *pool;  /* in use (pool_enter) while d is there */
 	struct ds *d;
-	PyObject *control, *log;
+	PyObject *control, *log, *still_open;
 	int fd;
 } ServerObject;
 
@@ -33,6 +33,18 @@ static int on_control(void *ctx, u32 opcode, u64 nodeid, u32 uid, const u8 *arg,
 	return rc;
 }
 
+static bool on_still_open(void *ctx, const u64 opener[2], u64 ino)
+{
+	ServerObject *s = ctx;
+	PyGILState_STATE g = PyGILState_Ensure();
+	PyObject *x = PyObject_CallFunction(s->still_open, "KKK", (unsigned long long)opener[0], (unsigned long long)opener[1], (unsigned long long)ino);
+	int yes = x ? PyObject_IsTrue(x) : -1;
+	if (yes < 0) PyErr_WriteUnraisable(s->still_open);
+	Py_XDECREF(x);
+	PyGILState_Release(g);
+	return yes > 0;
+}
+
 static void on_log(void *ctx, int level, const char *text)
 {
 	ServerObject *s = ctx;
@@ -48,15 +60,15 @@ static void on_log(void *ctx, int level, const char *text)
 /* ---- the type ---------------------------------------------------------------------------------------- */
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
-	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "publish_close", NULL};
-	struct ds_config c = {.control = on_control, .log = on_log};
-	PyObject *control, *log;
+	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", NULL};
+	struct ds_config c = {.control = on_control, .log = on_log, .still_open = on_still_open};
+	PyObject *control, *log, *still_open;
 	PoolObject *pool;
 	int publish_close = 0, rc;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&p:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &publish_close))
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&O:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open))
 		return NULL;
-	if (!PyCallable_Check(control) || !PyCallable_Check(log)) {
-		PyErr_SetString(PyExc_TypeError, "control and log must be callable");
+	if (!PyCallable_Check(control) || !PyCallable_Check(log) || (still_open != Py_None && !PyCallable_Check(still_open))) {
+		PyErr_SetString(PyExc_TypeError, "control, log and still_open must be callable");
 		return NULL;
 	}
 	if (c.max_pages < 1 || c.max_pages > 65535) {
@@ -70,8 +82,8 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 		return NULL;
 	}
 	s->pool = (PoolObject *)Py_NewRef((PyObject *)pool);
-	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->fd = c.fd;
-	c.ctx = s, c.publish_close = publish_close;
+	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->still_open = Py_NewRef(still_open), s->fd = c.fd;
+	c.ctx = s, c.publish_close = still_open != Py_None;
 	struct ds *d = NULL;
 	Py_BEGIN_ALLOW_THREADS
 	rc = ds_start(pool->b, &c, &d);
@@ -138,6 +150,7 @@ static void server_dealloc(ServerObject *s)
 	Py_XDECREF(s->pool);
 	Py_XDECREF(s->control);
 	Py_XDECREF(s->log);
+	Py_XDECREF(s->still_open);
 	Py_TYPE(s)->tp_free((PyObject *)s);
 }
 

@@ -29,6 +29,17 @@ USAGE = 1
 MOUNT_FAILURE = 32
 _EXIT_LIMIT_S = 2.0
 
+_MORE_HELP = """
+
+examples:
+  mount -t belugafs /dev/shm/beluga.pool /mnt/beluga                 as root
+  mount.belugafs /dev/shm/beluga.pool ~/kv -o log=$HOME/kv.log       as any user
+  mount.belugafs -f /dev/shm/beluga.pool /mnt/beluga                 stay, log to the terminal
+  umount /mnt/beluga                                                 fusermount3 -u as a user
+
+exit status: 0 mounted (with -f: unmounted), 1 usage, 32 mounting failed, and nothing is mounted
+"""
+
 # The daemon's messages over the pipe: one letter, a text, a null byte.
 _STAGE, _NOTE, _READY, _FAILED = b"S", b"N", b"R", b"F"
 
@@ -38,7 +49,7 @@ def _parser() -> Parser:
         usage_code=USAGE,
         prog="mount.belugafs",
         description="Mount a belugafs pool. Usually: mount -t belugafs POOL MOUNTPOINT",
-        epilog="options of -o:\n" + HELP,
+        epilog="options of -o:\n" + HELP + _MORE_HELP,
     )
     parser.add_argument("pool", help="a file or /dev/daxX.Y, made with mkfs.belugafs")
     parser.add_argument("mount_point", metavar="mountpoint", help="a directory")

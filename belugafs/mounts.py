@@ -136,6 +136,12 @@ def device_of(mount_id: int) -> str:
     return ""
 
 
+def device_number(mount_point: str) -> str:
+    """The device of a FUSE mount as mountinfo writes it; empty where there is none."""
+    connection = connection_of(mount_point)
+    return f"0:{connection.name}" if connection is not None else ""
+
+
 def connection_of(mount_point: str) -> Path | None:
     """The directory of a FUSE mount's connection in /sys; writing to ``abort`` there ends all
     requests that hang."""

@@ -51,8 +51,10 @@ int ds_open(struct ds_req *r)
 static int made(struct ds_req *r, int rc, const struct bfs_attr *a, u64 fh, u32 flags)
 {
 	struct { struct fp_entry_out e; struct fp_open_out o; } out = {.o = {.fh = fh}};
+	u64 *user;
 	if (rc) return rc;
 	note_writer(r, fh);
+	if (ds_config_of(r->d)->publish_close && (user = bfs_handle_user(r->b, fh)) && user[0]) user[0] |= DS_HIDDEN;
 	/* With publish=close only the descriptors of a new file reach it: its name isn't cached. */
 	ds_entry(r->d, a, ds_config_of(r->d)->publish_close ? 0 : CACHE_S, &out.e);
 	out.o.open_flags = open_flags(r, flags | O_RDWR);
@@ -122,8 +124,17 @@ int ds_write(struct ds_req *r)
 int ds_flush(struct ds_req *r)
 {
 	const struct fp_flush_in *x = ds_arg(r, sizeof *x);
-	const u64 *user = x ? bfs_handle_user(r->b, x->fh) : NULL;
-	return user ? bfs_flush(r->b, x->fh, ds_is_killed(user)) : -EBADF;
+	u64 *user = x ? bfs_handle_user(r->b, x->fh) : NULL;
+	if (!user) return -EBADF;
+	u64 first = __atomic_load_n(&user[0], __ATOMIC_RELAXED), opener[2] = {first & ~DS_HIDDEN, user[1]};
+	bool killed = ds_is_killed(opener);
+	if (first & DS_HIDDEN) {
+		const struct ds_config *c = ds_config_of(r->d);
+		/* a duplicate's, or a child's: its writer hasn't closed it */
+		if (!killed && c->still_open(c->ctx, opener, r->in->nodeid)) return 0;
+		__atomic_store_n(&user[0], opener[0], __ATOMIC_RELAXED);
+	}
+	return bfs_flush(r->b, x->fh, killed);
 }
 
 int ds_fsync(struct ds_req *r)

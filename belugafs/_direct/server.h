@@ -31,6 +31,8 @@ struct ds_req { /* one request, while it is served */
 
 /* What the daemon answers itself; > 0: bytes of the reply's body in out, 0: done, negative errno. */
 typedef int ds_control(void *ctx, u32 opcode, u64 nodeid, u32 uid, const u8 *arg, size_t len, u8 *out, size_t cap);
+/* With publish=close: has the process that opened this file still a descriptor of it? */
+typedef bool ds_still_open(void *ctx, const u64 opener[2], u64 ino);
 typedef void ds_log(void *ctx, int level, const char *text); /* level of Python's logging */
 
 struct ds_config {
@@ -39,6 +41,7 @@ struct ds_config {
 	u32 threads;        /* that wait for requests at a time */
 	bool publish_close;
 	ds_control *control;
+	ds_still_open *still_open;
 	ds_log *log;
 	void *ctx;
 };
@@ -89,6 +92,7 @@ ds_handler ds_open, ds_create, ds_tmpfile, ds_read, ds_write, ds_flush, ds_fsync
 int ds_drop_privileges(struct bfs *b, u64 ino); /* set-user-id and set-group-id of a regular file go */
 
 /* opener.c: words for bfs_handle_user */
+#define DS_HIDDEN (1ull << 63) /* in the first: a first writing under publish=close goes on */
 void ds_opener(u32 thread_id, u64 out[2]);
 bool ds_is_killed(const u64 opener[2]);
 

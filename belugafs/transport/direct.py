@@ -10,6 +10,7 @@ import trio
 
 from belugafs import _native, mounts
 from belugafs.control import ControlDirectory
+from belugafs.opener import Opener, has_open
 from belugafs.transport import TransportError
 from belugafs.transport.control_replies import ControlReplies
 from belugafs.transport.mounting import mount
@@ -63,6 +64,7 @@ class DirectSession:
         self._place = place
         self._publish_close = publish_close
         self._pages = request_pages(note)
+        self._device = ""
         self._server: _native.DirectServer | None = None
         self._fd = mount(source, place, switches, allow_other=allow_other)
 
@@ -87,7 +89,7 @@ class DirectSession:
                 log.log,
                 max_pages=self._pages,
                 threads=max(2, min(os.cpu_count() or 1, THREADS_MAX)),
-                publish_close=self._publish_close,
+                still_open=self._still_open if self._publish_close else None,
             )
         except OSError as error:
             advice = "; -o transport=pyfuse3" if error.errno == errno.EPROTO else ""
@@ -97,6 +99,11 @@ class DirectSession:
         number = self._server.info()["end"]
         if number not in (0, errno.ENODEV):
             raise OSError(number, os.strerror(number))
+
+    def _still_open(self, tgid: int, start_ticks: int, ino: int) -> bool:
+        if not self._device:
+            self._device = mounts.device_number(self._place)
+        return has_open(Opener(tgid, start_ticks), self._device, ino)
 
     def cut_off(self) -> None:
         """See :class:`belugafs.transport.Session`."""

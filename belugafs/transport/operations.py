@@ -50,7 +50,7 @@ from belugafs.control import (
     ControlFiles,
     is_control,
 )
-from belugafs.opener import Opener, is_killed, opener_of
+from belugafs.opener import Opener, has_open, is_killed, opener_of
 
 log = logging.getLogger("belugafs.transport")
 
@@ -126,6 +126,10 @@ class Operations(pyfuse3.Operations):
         self._new_entry_s = 0.0 if publish_close else CACHE_S
         # Who opened what for writing, from open to release.
         self._writers: dict[int, Opener] = {}
+        # With publish=close: inode number and name of files whose first writing goes on, by handle.
+        self._hidden: dict[int, tuple[int, bytes]] | None = {} if publish_close else None
+        self.device = ""
+        """The mount's, as mountinfo writes it; known once it is mounted."""
         self._buffer = memoryview(bytearray(REQUEST_BYTES))
         self._control_files = ControlFiles(control)
         self._last_error: str | None = None
@@ -383,6 +387,8 @@ class Operations(pyfuse3.Operations):
             parent_inode, name, mode, ctx.uid, ctx.gid, flags & ~os.O_APPEND
         )
         self._note_writer(fh, ctx.pid)
+        if self._hidden is not None:
+            self._hidden[fh] = (attr.ino, name)
         return FileInfo(fh=fh, keep_cache=False), self._entry(attr, self._new_entry_s)
 
     @_edge
@@ -437,7 +443,13 @@ class Operations(pyfuse3.Operations):
     async def flush(self, fh: int) -> None:
         if fh >= _CONTROL_HANDLE:
             return
-        self._pool.flush(fh, killed=is_killed(self._writers.get(fh)))
+        writer = self._writers.get(fh)
+        killed = is_killed(writer)
+        if self._hidden and fh in self._hidden:
+            if not killed and has_open(writer, self.device, *self._hidden[fh]):
+                return  # a duplicate's, or a child's: its writer hasn't closed it
+            del self._hidden[fh]
+        self._pool.flush(fh, killed=killed)
 
     @_edge
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -450,6 +462,8 @@ class Operations(pyfuse3.Operations):
             self._control_files.release(fh)
             return
         self._writers.pop(fh, None)
+        if self._hidden:
+            self._hidden.pop(fh, None)
         self._pool.release(fh)
 
     # ---- the whole --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyfuse3
 
-from belugafs import _native
+from belugafs import _native, mounts
 from belugafs.control import ControlDirectory
 from belugafs.transport import TransportError, polling
 from belugafs.transport.operations import Operations
@@ -43,6 +43,7 @@ class Pyfuse3Session:
                 f"{place} cannot be mounted: the kernel or fusermount3 refused it"
                 + ("" if os.geteuid() == 0 else " (the directory must be yours)")
             ) from None
+        operations.device = mounts.device_number(place)
         polling.install()
 
     def config(self) -> dict[str, object]:

@@ -355,3 +355,66 @@ def test_a_killed_writer_does_not_seal(mounted_pool: Any, how: str, publish: str
     state = os.getxattr(path, "user.beluga.state")
     assert state == (b"abandoned" if how == "kill" else b"sealed")
     assert path.read_bytes() == b"x" * 5000
+
+
+@pytest.mark.parametrize("how", ["duplicate", "child", "forked", "bind"])
+def test_with_publish_close_the_writers_own_last_close_counts(
+    unmounted_pool: Any, tmp_path: Path, how: str
+) -> None:
+    """Half a file doesn't get its name when a duplicate is closed, or a child closes what it has
+    inherited; nor does it when its writer is killed after that."""
+    unmounted_pool.mount("publish=close")
+    top = place = unmounted_pool.path
+    if how == "bind":
+        if os.geteuid() != 0:
+            pytest.skip("only root can mount")
+        place = tmp_path / "bound"
+        place.mkdir()
+        subprocess.run(["mount", "--bind", str(top), str(place)], check=True, timeout=20)
+    code = """if True:
+        import os, subprocess, sys
+        place, how = sys.argv[1:]
+        for name in ("closed", "killed (deleted)"):
+            fd = os.open(f"{place}/{name}", os.O_CREAT | os.O_WRONLY)
+            os.write(fd, b"x" * 5000)
+            if how == "child":
+                subprocess.run(["true"])
+                os.set_inheritable(fd, True)
+                subprocess.run(["true"], close_fds=False)
+            elif how == "forked":
+                if not (child := os.fork()):
+                    os.write(fd, b"x" * 1000)
+                    os._exit(0)
+                os.waitpid(child, 0)
+            else:
+                os.close(os.dup(fd))
+            print("half", flush=True)
+            sys.stdin.readline()
+            os.write(fd, b"x" * 5000)
+            if name == "closed": os.close(fd)
+        """
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(place), how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"half\n"
+            assert not (top / "closed").exists()
+            assert os.listdir(top) == []
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"half\n"
+            assert os.listdir(top) == ["closed"]
+            assert len((top / "closed").read_bytes()) >= 10_000
+            process.kill()
+        deadline = time.monotonic() + 5
+        while int(unmounted_pool.stats()["open_files"]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert os.listdir(top) == ["closed"]
+        subprocess.run(["sh", "-c", "echo x > a; (echo y; echo z) > b"], cwd=place, check=True)
+        assert [(top / name).read_text() for name in "ab"] == ["x\n", "y\nz\n"]
+    finally:
+        if how == "bind":
+            subprocess.run(["umount", str(place)], check=True, timeout=20)

@@ -26,6 +26,22 @@ def test_help_of_every_command_has_an_example_and_exit_codes(name: str) -> None:
     assert name in main.get_help(_CONTEXT)
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("belugafs.mkfs", "mkfs.belugafs"),
+        ("belugafs.mount", "mount.belugafs"),
+        ("belugafs.fsck", "fsck.belugafs"),
+    ],
+)
+def test_so_has_help_of_every_program(mounted_pool: Any, module: str, name: str) -> None:
+    done = mounted_pool.command(module, "--help")
+    assert done.returncode == 0 and not done.stderr
+    text = done.stdout.lower()
+    assert f"  {name} " in text.partition("examples:")[2]
+    assert "0 " in text.partition("exit status:")[2]
+
+
 def _json(mounted_pool: Any, *arguments: object, code: int = 0) -> Any:
     done = mounted_pool.command("belugafs.cli", *map(str, arguments))
     assert done.returncode == code, done.stderr

@@ -47,8 +47,9 @@ def native() -> Any:
 
 @pytest.fixture
 def pool_dir() -> Iterator[Path]:
-    """An empty directory in memory, for pool files."""
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    """An empty directory in memory, for pool files; below ``BELUGAFS_TEST_SHM``, if that is set."""
+    shm = os.environ.get("BELUGAFS_TEST_SHM", "/dev/shm")
+    base = shm if os.path.isdir(shm) else None
     path = Path(tempfile.mkdtemp(prefix="belugafs-test-", dir=base))
     yield path
     shutil.rmtree(path, ignore_errors=True)

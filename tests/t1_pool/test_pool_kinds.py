@@ -59,7 +59,8 @@ def mounted(fs_type: str, options: str) -> Iterator[Path]:
 @pytest.fixture
 def shm() -> Iterator[Path]:
     """A directory in tmpfs."""
-    place = Path(tempfile.mkdtemp(prefix="belugafs-test-", dir="/dev/shm"))
+    base = os.environ.get("BELUGAFS_TEST_SHM", "/dev/shm")
+    place = Path(tempfile.mkdtemp(prefix="belugafs-test-", dir=base))
     yield place
     shutil.rmtree(place)
 

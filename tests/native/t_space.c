@@ -454,7 +454,36 @@ static void t_reap(void)
 	drop_pool();
 }
 
+/* Blocks that each have a directory of their own, faster than any directory is due; then ordinary
+ * files, which take all that can be had.  The ring of young directories goes round several times. */
+static void t_young(void)
+{
+	char name[32];
+	u64 engine, left = 0;
+	struct bfs_attr a;
+	make_pool(64, 256);
+	engine = mkdir_("engine");
+	for (int i = 0; i < 2000; i++) {
+		snprintf(name, sizeof name, "d%d", i);
+		OK(bfs_mkdir(b, engine, N(name), 0755, 0, 0, &a));
+		put(a.ino, "block", (u64)i, 1000);
+		CHECK(i < 200 || st().nblocks > 80, "%llu blocks after %d", (unsigned long long)st().nblocks, i);
+	}
+	for (u64 n = 0;; n++) {
+		snprintf(name, sizeof name, "f%llu", (unsigned long long)n);
+		int rc = bfs_mknod(b, 1, N(name), S_IFREG | 0644, 0, 0, 0, &a);
+		if (!rc) continue;
+		IS(rc, -ENOSPC);
+		left = n;
+		break;
+	}
+	CHECK(left == st().inodes - 2 && !st().nblocks, "%llu files", (unsigned long long)left);
+	check_space();
+	drop_pool();
+}
+
 static const struct test tests[] = {
+	{"young", t_young, false},
 	{"evict", t_evict, false}, {"pins", t_pins, false}, {"all", t_all, false}, {"reap", t_reap, false}, {"full", t_full, false},
 	{"alloc", t_alloc, true}, {"capacity", t_capacity, false}, {"frag", t_frag, true},
 };

@@ -64,7 +64,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	struct ds_config c = {.control = on_control, .log = on_log, .still_open = on_still_open};
 	PyObject *control, *log, *still_open;
 	PoolObject *pool;
-	int publish_close = 0, rc;
+	int rc;
 	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&O:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open))
 		return NULL;
 	if (!PyCallable_Check(control) || !PyCallable_Check(log) || (still_open != Py_None && !PyCallable_Check(still_open))) {

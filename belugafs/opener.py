@@ -107,8 +107,8 @@ def has_open(opener: Opener | None, device: str, inode: int, name: bytes | None 
         return False
     if len(numbers) > _DESCRIPTORS_MAX:
         return False
-    # The kernel adds the second ending to a name that it doesn't cache. What is before the name is a
-    # matter of the process's namespace.
+    # The kernel adds the second ending to a name that it doesn't cache. What is before the name is
+    # a matter of the process's namespace.
     endings = (b"/" + name, b"/" + name + b" (deleted)") if name else (b"",)
     for number in numbers:
         try:

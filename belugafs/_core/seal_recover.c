@@ -2,6 +2,25 @@
 #include <stdlib.h>
 #include "file.h"
 
+/* Rule 21: what the dead process stored is in this machine's cache, and has to be in the pool before the extents can be
+ * anybody else's.  By the records, not by the map: that leaves out copies that were never put in place. */
+static int flush_stored(struct view *v, const struct bfs_obj *o)
+{
+	struct bfs *b = v->b;
+	struct bfs_rec r[32];
+	struct bfs_key k = KEY(BFS_T(BFS_T_EXT, o->slot), 0, 0);
+	int n;
+	if (b->m->coherent || BFS_MUT(MUT_KILLED_NOT_FLUSHED)) return 0;
+	mm_fence(b->m);
+	while ((n = bt_range(v, k, r, 32)) > 0)
+		for (int i = 0; i < n; i++) {
+			if (r[i].k.c && r[i].x) mm_flush(b->m, al_mem(b, r[i].x), (u64)(u32)r[i].y * BFS_GRANULE);
+			k.b = r[i].k.b, k.c = r[i].k.c + 1;
+		}
+	mm_fence(b->m);
+	return n;
+}
+
 static int recover_one(struct txn *t, u32 slot, u64 ino, const struct bfs_row *row)
 {
 	struct bfs *b = t->b;
@@ -11,16 +30,14 @@ static int recover_one(struct txn *t, u32 slot, u64 ino, const struct bfs_row *r
 	const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
 	if (rc && rc != -ESTALE) return rc;
 	if (!o || o->owner != as || (o->state != BFS_ST_NEW && o->state != BFS_ST_DIRTY)) return bt_del(t, k);
+	if (slot == b->slot && (rc = flush_stored(tview(t), o))) return rc;
 	if (!o->nlink) return 0; /* an orphan: freed as such */
 	if (row && (row->version != o->version || (row->state != BFS_ROW_CLOSED && row->state != BFS_ROW_DIRTY) || row->size > SIZE_MAX_BYTES)) row = NULL;
 	struct bfs_inode *in = in_alloc(b, ino);
 	if (!in) return -ENOMEM;
 	in->as = as;
 	if ((rc = in_load(tview(t), o, in))) goto out;
-	if (slot == b->slot) { /* Rule 21: what the dead process stored is in this machine's cache */
-		fl_stored(in, 0, SIZE_MAX_BYTES);
-		if (!BFS_MUT(MUT_KILLED_NOT_FLUSHED)) fl_flush_overlay(b, in);
-	} else {
+	if (slot != b->slot) {
 		for (int i = 0; i < in->next_ext; i++)
 			if (in->ext[i].addr) mm_inval(b->m, al_mem(b, in->ext[i].addr), (u64)in->ext[i].len * BFS_GRANULE);
 		mm_fence(b->m);

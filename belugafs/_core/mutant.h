@@ -48,6 +48,7 @@ enum bfs_mutant_id {
 	MUT_NO_LEASE_LOST,          /* rule 19 */
 	MUT_DEAD_GRANTS_REUSED,     /* rule 20 */
 	MUT_KILLED_NOT_FLUSHED,     /* rule 21 */
+	MUT_COPY_NOT_FLUSHED,       /* rule 21, for copies that weren't put in place */
 	MUT_REREGISTER_IS_DEATH,    /* rule 22 */
 	MUT_HELD_NO_SCAN_NUMBER,    /* rule 23 */
 	MUT_SLOT_NO_SPLITTER,       /* rule 24 */

@@ -14,7 +14,7 @@ static int flush_stored(struct view *v, const struct bfs_obj *o)
 	mm_fence(b->m);
 	while ((n = bt_range(v, k, r, 32)) > 0)
 		for (int i = 0; i < n; i++) {
-			if (r[i].k.c && r[i].x) mm_flush(b->m, al_mem(b, r[i].x), (u64)(u32)r[i].y * BFS_GRANULE);
+			if (r[i].k.c && r[i].x && !(BFS_MUT(MUT_COPY_NOT_FLUSHED) && r[i].k.b >= SCRATCH_FG)) mm_flush(b->m, al_mem(b, r[i].x), (u64)(u32)r[i].y * BFS_GRANULE);
 			k.b = r[i].k.b, k.c = r[i].k.c + 1;
 		}
 	mm_fence(b->m);

@@ -3,9 +3,12 @@
  * over at one of its stores (the line half in the pool, or all of it), and then the first goes on.
  * What the simulator draws at random, and meets once in a million runs, is met here for certain.
  *
- * The memory is coherent, so what a cache keeps back is the simulator's matter.
+ * `killed`: a process is killed at each of its accesses, and starts again in the same boot: what it stored and
+ * nobody has written back yet is in the machine's cache, and must be in the pool before its space is given away.
  *
- *   t_races [claim|scan|held]...
+ * Else a store is in the pool at once: what a cache keeps back there is the simulator's matter.
+ *
+ *   t_races [claim|scan|held|killed]...
  *   t_races --mutants              in builds with BFS_MUTANTS: each that is named below is noticed */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,6 +46,10 @@ static struct host host[HOSTS];
 static u8 *pool, *image;
 static u8 soiled[SIZE / 4096];
 static u64 clock_ns, runs;
+/* of each line, for `killed`: written by a host, and not in the pool for certain */
+enum { CLEAN, DIRTY, FLUSHED };
+static u8 cached[SIZE / BFS_LINE];
+static u32 flushed[SIZE / BFS_LINE], nflushed;
 
 static void die(const char *fmt, ...)
 {
@@ -68,11 +75,21 @@ static void soil(const void *p, size_t n)
 	size_t a = (size_t)((const u8 *)p - pool);
 	if (n) memset(soiled + a / 4096, 1, (a + n - 1) / 4096 - a / 4096 + 1);
 }
+static void in_cache(const void *p, size_t n, u8 from, u8 to)
+{
+	size_t a = (size_t)((const u8 *)p - pool);
+	for (size_t l = a / BFS_LINE; n && l <= (a + n - 1) / BFS_LINE; l++) {
+		if (cached[l] != from && to != DIRTY) continue;
+		cached[l] = to;
+		if (to == FLUSHED && nflushed < sizeof flushed / sizeof *flushed) flushed[nflushed++] = (u32)l;
+	}
+}
 static void m_store(struct bfs_mem *m, void *d, const void *s, size_t n)
 {
 	struct host *h = of(m);
 	step(m);
 	soil(d, n);
+	in_cache(d, n, CLEAN, DIRTY);
 	if (++h->stores == h->die_at) {
 		memcpy(d, s, h->manner == HALF ? n / 2 : n);
 		longjmp(h->out, 1);
@@ -80,11 +97,17 @@ static void m_store(struct bfs_mem *m, void *d, const void *s, size_t n)
 	memcpy(d, s, n);
 }
 static void m_inval(struct bfs_mem *m, const void *p, size_t n) { (void)p, (void)n, step(m); }
-static void m_fence(struct bfs_mem *m) { step(m); }
+static void m_flush(struct bfs_mem *m, const void *p, size_t n) { step(m), in_cache(p, n, DIRTY, FLUSHED); }
+static void m_fence(struct bfs_mem *m)
+{
+	step(m);
+	for (; nflushed; nflushed--)
+		if (cached[flushed[nflushed - 1]] == FLUSHED) cached[flushed[nflushed - 1]] = CLEAN;
+}
 static void m_dirty(struct bfs_mem *m, void *p, size_t n) { (void)m, soil(p, n); }
-static int m_in(struct bfs_mem *m, void *d, const void *s, size_t n) { return step(m), soil(d, n), memcpy(d, s, n), 0; }
+static int m_in(struct bfs_mem *m, void *d, const void *s, size_t n) { return step(m), soil(d, n), in_cache(d, n, CLEAN, DIRTY), memcpy(d, s, n), 0; }
 static int m_out(struct bfs_mem *m, void *d, const void *s, size_t n) { return step(m), memcpy(d, s, n), 0; }
-static int m_zero(struct bfs_mem *m, void *d, size_t n) { return step(m), soil(d, n), memset(d, 0, n), 0; }
+static int m_zero(struct bfs_mem *m, void *d, size_t n) { return step(m), soil(d, n), in_cache(d, n, CLEAN, DIRTY), memset(d, 0, n), 0; }
 static u64 m_now(struct bfs_mem *m) { return (void)m, 1700000000000000000ull + (clock_ns += 1000); }
 static u64 m_mono(struct bfs_mem *m) { return (void)m, clock_ns += 1000; }
 static u64 m_rand(struct bfs_mem *m) { return of(m)->steps * 0x9E3779B97F4A7C15ull + 1; }
@@ -99,7 +122,7 @@ static void *m_alloc(struct bfs_mem *m, size_t n)
 }
 static void m_free(struct bfs_mem *m, void *p) { (void)m, (void)p; }
 static const struct bfs_mem_ops ops = {
-	.name = "interrupted", .store = m_store, .inval = m_inval, .flush = m_inval, .fence = m_fence, .dirty = m_dirty,
+	.name = "interrupted", .store = m_store, .inval = m_inval, .flush = m_flush, .fence = m_fence, .dirty = m_dirty,
 	.copy_in = m_in, .copy_out = m_out, .zero = m_zero,
 	.now_ns = m_now, .mono_ns = m_mono, .rand64 = m_rand, .pause = m_pause, .alloc = m_alloc, .free = m_free,
 };
@@ -125,6 +148,8 @@ static void restart(void)
 		h->mem = (struct bfs_mem){.ops = &ops, .base = pool, .size = SIZE, .priv = h};
 		h->b = NULL, h->steps = h->stores = h->call_at = h->die_at = 0, h->call = NULL, h->used = 0;
 	}
+	memset(cached, 0, sizeof cached);
+	nflushed = 0;
 	clock_ns = 0;
 	runs++;
 }
@@ -334,8 +359,77 @@ static void t_held(void)
 	}
 }
 
+/* ---- killed ------------------------------------------------------------------------------------- */
+static void killed(void) { longjmp(host[0].out, 1); }
+
+static void put_at(u64 f, u64 granule, u32 n)
+{
+	if (bfs_write(host[0].b, f, granule * BFS_GRANULE, buf, n * BFS_GRANULE) != (ssize_t)(n * BFS_GRANULE)) die("write");
+}
+static u64 making(const char *s, u64 *f)
+{
+	struct bfs_attr a;
+	must(bfs_create(host[0].b, 1, N(s), 0644, 0, 0, O_RDWR, &a, f), "create");
+	return a.ino;
+}
+static void close_file(u64 f)
+{
+	must(bfs_flush(host[0].b, f, false), "close");
+	must(bfs_release(host[0].b, f), "release");
+}
+/* whatever stores into data: pieces, a rewriting, holes, room, a file without a name */
+static void writer(void)
+{
+	struct bfs *b = host[0].b;
+	struct bfs_attr a;
+	u64 f, g, h;
+	making("pieces", &f);
+	making("other", &g);
+	put_at(f, 2, 1), put_at(g, 0, 2), put_at(f, 0, 1), put_at(g, 2, 1), put_at(f, 1, 1);
+	close_file(f), close_file(g);
+	must(bfs_open(b, ino[0], O_RDWR, &f), "open");
+	if (bfs_write(b, f, 5000, buf, 100) != 100 || bfs_write(b, f, 2 * BFS_GRANULE, buf, 3000) != 3000) die("write");
+	must(bfs_fsync(b, f), "fsync");
+	put_at(f, 4, 1);
+	must(bfs_fallocate(b, f, FALLOC_FL_ZERO_RANGE, 100, 6000), "zero range");
+	must(bfs_fallocate(b, f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 6000), "hole");
+	close_file(f);
+	making("orphan", &h);
+	put_at(h, 1, 1);
+	must(bfs_unlink(b, 1, N("orphan")), "unlink");
+	put_at(h, 0, 2);
+	close_file(h);
+	must(bfs_open(b, ino[1], O_RDWR, &f), "open");
+	a.size = 5000;
+	must(bfs_setattr(b, ino[1], BFS_SET_SIZE, &a, f, &a), "truncate");
+	put_at(f, 1, 2);
+	must(bfs_unlink(b, 1, N("f1")), "unlink");
+	close_file(f);
+}
+
+static void t_killed(void)
+{
+	struct bfs_super sb;
+	files_pool();
+	memcpy(&sb, pool, sizeof sb);
+	for (u64 at = 1, steps = 1; at <= steps; at++) {
+		restart();
+		attach(0, false);
+		content(3);
+		host[0].steps = 0;
+		if (at < steps || at == 1) host[0].call_at = at > 1 ? at : 0, host[0].call = killed;
+		if (!setjmp(host[0].out)) writer();
+		if (at == 1) steps = host[0].steps;
+		host[0].call = NULL, host[0].call_at = 0;
+		attach(0, false);
+		for (size_t l = sb.data_off / BFS_LINE; l < sizeof cached; l++)
+			if (cached[l]) die("killed at access %llu: data at 0x%zx is still in the cache of a host that has started again", (unsigned long long)at, l * BFS_LINE);
+		must(bfs_detach(host[0].b, true), "detach");
+	}
+}
+
 /* ---- mutants ------------------------------------------------------------------------------------- */
-static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}};
+static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}, {"killed", t_killed}};
 #define TESTS (sizeof tests / sizeof *tests)
 static bool wanted(const char *name, int argc, char **argv)
 {
@@ -349,6 +443,7 @@ static const struct { int id; const char *name, *test; } mutants[] = {
 #define M(x, test) {x, #x, test}
 	M(MUT_NO_PREPUBLISH_CHECK, "claim"), M(MUT_ONE_CLAIM_LINE, "claim"), M(MUT_ONE_ROOT_LINE, "claim"), M(MUT_ROOTS_BEFORE_CLAIM, "claim"),
 	M(MUT_SCAN_BEFORE_APPLY, "scan"), M(MUT_HELD_NO_SCAN_NUMBER, "held"),
+	M(MUT_KILLED_NOT_FLUSHED, "killed"), M(MUT_COPY_NOT_FLUSHED, "killed"),
 #undef M
 };
 static int run_mutants(void)

@@ -45,6 +45,16 @@ static bool stat_of(u64 tgid, u64 *start_ticks, u64 *exit_code)
 	return true;
 }
 
+/* Whether the process is on its way out: it has no memory any more.  Unlike stat this waits for nobody: a process
+ * that is becoming another program closes what it doesn't hand on, and lets nobody look at its stat until we have
+ * answered. */
+static bool is_exiting(u64 tgid)
+{
+	char path[64], buf[256];
+	snprintf(path, sizeof path, "/proc/%llu/statm", (unsigned long long)tgid);
+	return text_of(path, buf, sizeof buf) && buf[0] == '0' && buf[1] == ' ';
+}
+
 void ds_opener(u32 thread_id, u64 out[2])
 {
 	struct timespec t;
@@ -73,7 +83,7 @@ void ds_opener(u32 thread_id, u64 out[2])
 bool ds_is_killed(const u64 opener[2])
 {
 	u64 start = 0, exit_code = 0;
-	if (!opener[0] || !stat_of(opener[0], &start, &exit_code) || start != opener[1]) return false;
+	if (!opener[0] || !is_exiting(opener[0]) || !stat_of(opener[0], &start, &exit_code) || start != opener[1]) return false;
 	/* the low 7 bits are the signal; a stopped process shows its stop signal there */
 	int sig = (int)(exit_code & STATE_SIGNAL);
 	return sig && sig != SIGSTOP && sig != SIGTSTP && sig != SIGTTIN && sig != SIGTTOU;

@@ -126,8 +126,8 @@ class Operations(pyfuse3.Operations):
         self._new_entry_s = 0.0 if publish_close else CACHE_S
         # Who opened what for writing, from open to release.
         self._writers: dict[int, Opener] = {}
-        # With publish=close: inode number and name of files whose first writing goes on, by handle.
-        self._hidden: dict[int, tuple[int, bytes]] | None = {} if publish_close else None
+        # With publish=close: inode numbers of files whose first writing goes on, by handle.
+        self._hidden: dict[int, int] | None = {} if publish_close else None
         self.device = ""
         """The mount's, as mountinfo writes it; known once it is mounted."""
         self._buffer = memoryview(bytearray(REQUEST_BYTES))
@@ -388,7 +388,7 @@ class Operations(pyfuse3.Operations):
         )
         self._note_writer(fh, ctx.pid)
         if self._hidden is not None:
-            self._hidden[fh] = (attr.ino, name)
+            self._hidden[fh] = attr.ino
         return FileInfo(fh=fh, keep_cache=False), self._entry(attr, self._new_entry_s)
 
     @_edge
@@ -446,7 +446,7 @@ class Operations(pyfuse3.Operations):
         writer = self._writers.get(fh)
         killed = is_killed(writer)
         if self._hidden and fh in self._hidden:
-            if not killed and has_open(writer, self.device, *self._hidden[fh]):
+            if not killed and has_open(writer, self.device, self._hidden[fh]):
                 return  # a duplicate's, or a child's: its writer hasn't closed it
             del self._hidden[fh]
         self._pool.flush(fh, killed=killed)

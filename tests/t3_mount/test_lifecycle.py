@@ -418,3 +418,39 @@ def test_with_publish_close_the_writers_own_last_close_counts(
     finally:
         if how == "bind":
             subprocess.run(["umount", str(place)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize("publish", ["open", "close"])
+def test_a_writer_that_becomes_another_program_has_closed(
+    unmounted_pool: Any, publish: str
+) -> None:
+    """What isn't inherited is closed by exec, and is whole then; what is, when that one ends. The
+    kernel lets nobody look at a process that is in the middle of it."""
+    unmounted_pool.mount(f"publish={publish}")
+    top = unmounted_pool.path
+    code = (
+        "import os, sys\n"
+        "for name in ('closed', 'kept'):\n"
+        "    fd = os.open(f'{sys.argv[1]}/{name}', os.O_CREAT | os.O_WRONLY)\n"
+        "    os.write(fd, b'x' * 5000)\n"
+        "os.set_inheritable(fd, True)\n"
+        "os.execvp('sh', ['sh', '-c', 'echo ready; read line'])\n"
+    )
+
+    def state(name: str) -> bytes:
+        return os.getxattr(top / name, "user.beluga.state")
+
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(top)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert state("closed") == b"sealed"
+        if publish == "close":
+            assert os.listdir(top) == ["closed"]
+        else:
+            assert state("kept") == b"new"
+        process.stdin.write(b"\n")
+    for name in ("closed", "kept"):
+        assert state(name) == b"sealed"
+        assert (top / name).read_bytes() == b"x" * 5000

@@ -122,7 +122,7 @@ static u32 fill(struct txn *t)
 		}
 	}
 	qsort(ev->cand, n, sizeof *ev->cand, by_key);
-	ev->ncand = n, ev->at = 0, ev->filled = ev->order;
+	ev->ncand = n, ev->at = 0, ev->filled = ev->order, ev->abandoned = false;
 	return n;
 }
 
@@ -159,8 +159,8 @@ static const struct bfs_obj *next_victim(struct txn *t, bool take)
 		ask_again(b);
 	}
 	while (!o) {
-		/* what was made or used since goes before those that are pinned soft */
-		if (ev->at < ev->ncand && ev->cand[ev->at].key >> 63 && ev->filled != ev->order) ev->at = ev->ncand;
+		/* what was made or used since goes before those that are pinned soft, what was abandoned since before all */
+		if (ev->at < ev->ncand && ((ev->cand[ev->at].key >> 63 && ev->filled != ev->order) || (ev->abandoned && ev->cand[ev->at].key > ev_key(EV_ABANDONED)))) ev->at = ev->ncand;
 		if (ev->at == ev->ncand && !fill(t)) {
 			/* a full pool that nothing can leave isn't looked through at each attempt */
 			if (ev->asked || b->m->ops->mono_ns(b->m) - ev->asked_ns < ASK_NS) break;
@@ -268,9 +268,10 @@ int ev_empty_region(struct txn *t, u32 want)
 	const struct bfs_obj *o;
 	(void)want; /* at most a region: whole regions change their class, and are one run */
 	begin(b);
-	/* where the oldest blocks are; with those that are pinned soft only when there are no others */
+	/* where the oldest blocks are; with those that are pinned soft only when there are no others, and as long as
+	 * there are abandoned files with nothing but such */
 	if (!(o = next_victim(t, false))) return t->poison;
-	bool soft_too = ev->cand[ev->at].key >> 63;
+	bool soft_too = ev->cand[ev->at].key >> 63, dead_only = ev->cand[ev->at].key <= ev_key(EV_ABANDONED);
 	for (u32 k = ev->at; k < ev->ncand && ntried < 16 && !t->poison; k++) {
 		int rc = 0;
 		struct bfs_rec r;
@@ -284,7 +285,7 @@ int ev_empty_region(struct txn *t, u32 want)
 		while (i < ntried && tried[i] != reg) i++;
 		if (i < ntried) continue;
 		tried[ntried++] = reg;
-		if (oldness(t, BFS_GADDR(0, reg * rg), BFS_GADDR(0, (reg + 1) * rg), &newest, ino, PER_TXN, &n) || newest >= least || (newest >> 63 && !soft_too)) continue;
+		if (oldness(t, BFS_GADDR(0, reg * rg), BFS_GADDR(0, (reg + 1) * rg), &newest, ino, PER_TXN, &n) || newest >= least || (newest >> 63 && !soft_too) || (newest > ev_key(EV_ABANDONED) && dead_only)) continue;
 		least = newest, best_n = n;
 		memcpy(best, ino, n * sizeof *ino);
 	}

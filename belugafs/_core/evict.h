@@ -36,6 +36,7 @@ struct ev {
 	struct cand { u64 key; u32 slot; } *cand;
 	u32 ncand, at, cand_cap;
 	u32 filled; /* order when the candidates were chosen */
+	bool abandoned; /* since then there is another file that goes first; under mx */
 	struct pins pins;
 
 	/* reap.c, under wlock */

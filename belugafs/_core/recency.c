@@ -64,7 +64,10 @@ static void used(struct bfs *b, struct view *v, u32 slot, u32 s)
 	if (!p) return;
 	if ((*p & ~EV_BITS) == EV_ABANDONED) { /* who looks into it doesn't save it */
 		const struct bfs_obj *o = ob_slot(v, slot, &rc);
-		if (o && o->mode && o->state == BFS_ST_ABANDONED) x = EV_ABANDONED;
+		if (o && o->mode && o->state == BFS_ST_ABANDONED) {
+			x = EV_ABANDONED;
+			if (*p & EV_SKIP) ev->abandoned = true; /* it was open, and perhaps isn't now */
+		}
 	} else if ((*p & ~EV_BITS) > x) {
 		x = *p & ~EV_BITS;
 	}
@@ -87,6 +90,7 @@ void ev_admit(struct bfs *b, u32 slot, bool abandoned)
 	} else {
 		u64 *p = ev_at(b, &r.v, slot);
 		if (p) *p = EV_ABANDONED;
+		ev->abandoned = true;
 		ev->dirty[slot / BFS_STAMPS] = 1;
 	}
 	unlk(b, &ev->mx);

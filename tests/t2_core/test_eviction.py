@@ -384,6 +384,32 @@ def test_abandoned_files_go_first_also_when_somebody_looks_into_them(memory: Mem
     assert order[3:] == ["f0", "f1", "f2"]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_abandoned_files_go_first_whenever_they_come(seed: int) -> None:
+    """A pool that fills with files of killed writers, of all sizes: what isn't one of them stays
+    until they are gone, though it is the oldest of all."""
+    rng = random.Random(seed)
+    memory = Memory(size_bytes=32 << 20)
+    pool = memory.pool
+    memory.put(ROOT, "older", 1 << 20)
+    for i in range(200):
+        _, fh = pool.create(ROOT, f"killed{i}", flags=os.O_RDWR)
+        for piece in range(rng.randrange(2, 11)):
+            pool.write(fh, piece << 16, bytes(1 << 16))
+        pool.flush(fh, killed=True)
+        pool.release(fh)
+        assert "older" in memory.names(ROOT), f"after {i}"
+    assert pool.statfs()["evicted_blocks"] > 100
+    for i in range(2000):
+        memory.put(ROOT, f"block{i}", 1 << 16)
+        names = memory.names(ROOT)
+        if "older" not in names:
+            break
+    assert not any(name.startswith("killed") for name in names)
+    assert i > 100
+    memory.close()
+
+
 @pytest.mark.parametrize("slots", [2048, 80_000])
 def test_recency_survives_a_remount(slots: int) -> None:
     """Seconds are what is kept, so uses that are seconds apart stay apart; in pools with many

@@ -55,7 +55,7 @@ try:
             name = mine.pop(rng.randrange(len(mine)))
             print("-", name, flush=True)
             os.unlink(f"{top}/{name}")
-        if rng.random() < 0.1:
+        if mine and rng.random() < 0.1:
             name = mine.pop()
             print("-", name, flush=True)
             print("?", name + "r", flush=True)
@@ -86,7 +86,8 @@ class Expected:
     unsure: set[str] = field(default_factory=set)
 
     def read(self, text: str) -> None:
-        for line in text.splitlines():
+        # Without its end, a line is what a writer was killed in the middle of.
+        for line in text[: text.rfind("\n") + 1].splitlines():
             mark, _, name = line.partition(" ")
             if mark == "+":
                 self.published.add(name)

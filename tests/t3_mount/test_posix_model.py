@@ -69,7 +69,7 @@ open_flags_s = st.tuples(
         max_size=4,
     ),
 ).map(lambda drawn: drawn[0] | sum(drawn[1]))
-Stamps = dict[str, tuple[int, int]]
+Stamps = dict[str, tuple[int, int, int]]  # mtime, ctime, inode
 TICK_NS = 20_000_000
 
 xattr_s = st.sampled_from(["user.a", "user.b" * 20, "trusted.c", "user."])
@@ -378,7 +378,7 @@ class BothSides(RuleBasedStateMachine):
             self.on(handle, lambda fd: self.attributes(os.fstat(fd)))
         before = self.stamps
         self.stamps = [
-            {path: (found.st_mtime_ns, found.st_ctime_ns) for path, found in side.items()}
+            {path: (at.st_mtime_ns, at.st_ctime_ns, at.st_ino) for path, at in side.items()}
             for side in (ours, theirs)
         ]
         if before is not None and FINE_TIMES:
@@ -389,6 +389,9 @@ class BothSides(RuleBasedStateMachine):
         """The same mtimes and ctimes have changed on both sides."""
         now_ns = time.time_ns()
         for path in after[1].keys() & before[1].keys():
+            # Another file under the name brings its own times, which tmpfs may have given twice.
+            if any(new[path][2] != old[path][2] for old, new in zip(before, after, strict=True)):
+                continue
             for which, name in enumerate(("mtime", "ctime")):
                 ours, theirs = (
                     new[path][which] != old[path][which]

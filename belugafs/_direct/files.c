@@ -74,10 +74,15 @@ int ds_create(struct ds_req *r)
 	return made(r, rc, &a, fh, x->flags);
 }
 
+/* O_TMPFILE: a file without a name, which link may give one */
 int ds_tmpfile(struct ds_req *r)
 {
-	(void)r;
-	return -EOPNOTSUPP;
+	const struct fp_create_in *x = ds_arg(r, sizeof *x);
+	struct bfs_attr a;
+	u64 fh;
+	if (!x) return -EINVAL;
+	int rc = bfs_tmpfile(r->b, r->in->nodeid, x->mode, r->in->uid, r->in->gid, flags_of(x->flags), &a, &fh);
+	return made(r, rc, &a, fh, x->flags);
 }
 
 /* ---- content -------------------------------------------------------------------------------- */
@@ -151,14 +156,17 @@ int ds_release(struct ds_req *r)
 
 int ds_fallocate(struct ds_req *r)
 {
-	(void)r;
-	return -EOPNOTSUPP;
+	const struct fp_fallocate_in *x = ds_arg(r, sizeof *x);
+	return x ? bfs_fallocate(r->b, x->fh, (int)x->mode, x->offset, x->length) : -EINVAL;
 }
 
 int ds_lseek(struct ds_req *r)
 {
-	(void)r;
-	return -ENOSYS;
+	const struct fp_lseek_in *x = ds_arg(r, sizeof *x);
+	if (!x) return -EINVAL;
+	i64 at = bfs_seek(r->b, x->fh, x->offset, (int)x->whence);
+	struct fp_lseek_out o = {.offset = (u64)at};
+	return at < 0 ? (int)at : ds_reply(r, &o, sizeof o);
 }
 
 /* The generation of an inode, which with its number is never used twice; else nothing that a descriptor could ask. */

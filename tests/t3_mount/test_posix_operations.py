@@ -40,6 +40,8 @@ class Requests:
 
     def __init__(self, pool: Any) -> None:
         self.operations = Listed(pool, ControlDirectory(pool, {}))
+        # pyfuse3 has no requests for these; between those that it has, they are the core's calls
+        self.fallocate, self.seek, self.tmpfile = pool.fallocate, pool.seek, pool.tmpfile
         self.user: Any = SimpleNamespace(uid=os.geteuid(), gid=os.getegid(), pid=os.getpid())
 
     def ask(self, handler: Coroutine[Any, Any, Any]) -> Any:

@@ -230,18 +230,19 @@ static PyObject *native_mkfs(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 {
 	static char *names[] = {"fd", "size_bytes", "uuid", "max_size_bytes", "inodes", "hosts", "label",
 		"page_bytes", "meta_pages", "region_granules", "chunk_bytes", "rows", "ring_entries",
-		"align_bytes", NULL};
+		"align_bytes", "directory_bytes", NULL};
 	int fd;
 	Py_buffer uuid = {0}, label = {0};
 	struct bfs_mkfs_params p = {.nhosts = 16, .map_bytes = 4096};
 	struct bfs_super sb;
 	PyObject *result = NULL;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*O&O&O&y*O&O&O&O&O&O&O&:mkfs", names, &fd,
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*O&O&O&y*O&O&O&O&O&O&O&O&:mkfs", names, &fd,
 		    native_conv_u64, &p.size_bytes, &uuid, native_conv_u64, &p.max_size_bytes,
 		    native_conv_u32, &p.inodes, native_conv_u32, &p.nhosts, &label,
 		    native_conv_u32, &p.map_bytes, native_conv_u32, &p.meta_pages,
 		    native_conv_u32, &p.region_granules, native_conv_u32, &p.chunk_bytes,
-		    native_conv_u32, &p.rows, native_conv_u32, &p.ring_entries, native_conv_u32, &p.align_bytes))
+		    native_conv_u32, &p.rows, native_conv_u32, &p.ring_entries, native_conv_u32, &p.align_bytes,
+		    native_conv_u64, &p.data_bytes))
 		goto out;
 	if (uuid.len != sizeof(p.uuid)) {
 		/* absent, too: an identity is never left to chance in here */
@@ -249,6 +250,7 @@ static PyObject *native_mkfs(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 		goto out;
 	}
 	memcpy(p.uuid, uuid.buf, sizeof(p.uuid));
+	p.directory = p.data_bytes != 0;
 	if (label.len > (Py_ssize_t)sizeof(p.label)) {
 		PyErr_Format(PyExc_ValueError, "label must be at most %d bytes", (int)sizeof(p.label));
 		goto out;
@@ -270,6 +272,19 @@ out:
 	if (uuid.obj) PyBuffer_Release(&uuid);
 	if (label.obj) PyBuffer_Release(&label);
 	return result;
+}
+
+/* Bytes of the file of metadata of a directory pool. */
+static PyObject *native_directory_bytes(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kw)
+{
+	static char *names[] = {"data_bytes", "inodes", "hosts", NULL};
+	struct bfs_mkfs_params p = {.nhosts = 1, .directory = true};
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O&|$O&O&:directory_bytes", names, native_conv_u64, &p.data_bytes,
+		    native_conv_u32, &p.inodes, native_conv_u32, &p.nhosts))
+		return NULL;
+	bfs_errmsg_clear();
+	u64 n = bfs_directory_bytes(&p);
+	return n ? PyLong_FromUnsignedLongLong(n) : native_raise(native_CoreError, -EINVAL);
 }
 
 static PyObject *native_peek(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kw)
@@ -335,16 +350,16 @@ static bool fsck_progress(void *arg, const char *what, u64 done, u64 total)
 
 static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kw)
 {
-	static char *names[] = {"fd", "size_bytes", "data", "callback", "repair", "host_uuid", "boot_id", "gone", "ask", "progress", NULL};
-	int fd, data, repair = 0, rc;
+	static char *names[] = {"fd", "size_bytes", "data", "callback", "repair", "host_uuid", "boot_id", "gone", "ask", "progress", "data_fd", NULL};
+	int fd, data, repair = 0, data_fd = -1, rc;
 	u64 size;
 	unsigned int gone = 0;
 	struct fsck_arg f = {.ask = Py_None, .progress = Py_None};
 	struct bfs_fsck_result r = {0};
 	Py_buffer host = {0}, boot = {0};
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&pO|$py*y*IOO:fsck", names, &fd, native_conv_u64, &size, &data, &f.callback, &repair, &host, &boot, &gone, &f.ask, &f.progress))
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&pO|$py*y*IOOi:fsck", names, &fd, native_conv_u64, &size, &data, &f.callback, &repair, &host, &boot, &gone, &f.ask, &f.progress, &data_fd))
 		return NULL;
-	struct bfs_fsck_how how = {.data = data, .repair = repair, .gone = gone, .cb = fsck_report, .ask = fsck_ask, .progress = fsck_progress, .arg = &f};
+	struct bfs_fsck_how how = {.data = data, .repair = repair, .gone = gone, .directory = data_fd >= 0, .data_fd = data_fd, .cb = fsck_report, .ask = fsck_ask, .progress = fsck_progress, .arg = &f};
 	u64 words[2] = {0};
 	bool good = (!host.buf || host.len == sizeof how.uuid) && (!boot.buf || boot.len == sizeof words);
 	if (good && host.buf) memcpy(how.uuid, host.buf, sizeof how.uuid);
@@ -381,6 +396,7 @@ static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 
 static PyMethodDef module_methods[] = {
 	{"mkfs", (PyCFunction)(void (*)(void))native_mkfs, METH_VARARGS | METH_KEYWORDS, NULL},
+	{"directory_bytes", (PyCFunction)(void (*)(void))native_directory_bytes, METH_VARARGS | METH_KEYWORDS, NULL},
 	{"peek", (PyCFunction)(void (*)(void))native_peek, METH_VARARGS | METH_KEYWORDS, NULL},
 	{"fsck", (PyCFunction)(void (*)(void))native_fsck, METH_VARARGS | METH_KEYWORDS, NULL},
 	{NULL, NULL, 0, NULL},

@@ -96,11 +96,19 @@ def mkfs(
     rows: int = 0,
     ring_entries: int = 0,
     align_bytes: int = 0,
+    directory_bytes: int = 0,
 ) -> dict[str, Any]:
     """Write an empty pool into the first size_bytes of a file or device.
 
     0 means the default, from the size. Returns the superblock as :func:`peek` does. Whatever
     the pool held is gone: whether that is wanted has been asked before.
+    """
+
+def directory_bytes(data_bytes: int, *, inodes: int = 0, hosts: int = 1) -> int:
+    """How large the file of metadata of a directory pool must be, whose tmpfs has data_bytes:
+    what mkfs wants as size_bytes, together with ``directory_bytes=data_bytes``.
+
+    Raises CoreError (EINVAL) where such a pool is impossible.
     """
 
 def peek(fd: int, size_bytes: int) -> dict[str, Any]:
@@ -122,6 +130,7 @@ def fsck(
     gone: int = 0,
     ask: Callable[[bool, str], bool] | None = None,
     progress: Callable[[str, int, int], object] | None = None,
+    data_fd: int = -1,
 ) -> dict[str, int]:
     """Check a pool that nobody has attached, and repair it if asked to.
 
@@ -148,6 +157,7 @@ class Pool:
     one. ``readonly`` stores nothing into the pool, not even a registration. ``follower``
     leaves the lead alone at attach. Watermarks 0, suspect_s 0 and reap_after_s 0 (for how long
     a directory that eviction emptied has to be unused before it may go) are the defaults.
+    data_fd: of the directory of backing files, for a directory pool.
 
     Not closed, it ends like a killed process: nothing more is sealed. After a fork the child
     has to attach for itself; in it, every call is RuntimeError.
@@ -171,6 +181,7 @@ class Pool:
         low_permille: int = 0,
         suspect_s: float = 0,
         reap_after_s: int = 0,
+        data_fd: int = -1,
     ) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -198,6 +209,8 @@ class Pool:
     def tick(self) -> int: ...
     def apply_scan(self) -> int: ...
     def reclaim(self) -> int: ...
+    def headroom(self) -> int:
+        """Directory pools: evict ahead of writers that don't pass through the core."""
     def declare_dead(self, slot: int, fenced: bool = False) -> None: ...
 
     # Names.
@@ -288,6 +301,14 @@ class Pool:
     def flush(self, fh: int, killed: bool = False) -> None: ...
     def fsync(self, fh: int, /) -> None: ...
     def release(self, fh: int, /) -> None: ...
+    def backing_fd(self, fh: int, write: bool = False) -> int:
+        """Directory pools: a read-only descriptor of an open file's backing file. It belongs to
+        the core and is closed with the file's last release.
+
+        write: somebody is going to store into the file without the core, through passthrough or a
+        mapping; fh must be open for writing. Until nobody can any more the file isn't verified.
+        Raises CoreError: EOPNOTSUPP in a flat pool.
+        """
     def verify(self, ino: int, off: int = 0, max_bytes: int = ...) -> dict[str, int]:
         """Compare a regular file with its checksums, about max_bytes from off on (rounded down
         to a chunk), whatever the pool was attached with, and without a use in the sense of

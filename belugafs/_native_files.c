@@ -573,6 +573,17 @@ static PyObject *pool_fsync(PoolObject *p, PyObject *arg)
 	return native_none(rc);
 }
 
+static PyObject *pool_backing_fd(PoolObject *p, PyObject *args, PyObject *kw)
+{
+	static char *names[] = {"fh", "write", NULL};
+	u64 fh;
+	int write = 0, rc;
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O&|p:backing_fd", names, native_conv_u64, &fh, &write) || !pool_enter(p)) return NULL;
+	CORE(p, rc, bfs_backing_fd(b, fh, write));
+	pool_leave(p);
+	return rc < 0 ? native_none(rc) : PyLong_FromLong(rc);
+}
+
 static PyObject *pool_release(PoolObject *p, PyObject *arg)
 {
 	u64 fh;
@@ -608,6 +619,6 @@ PyMethodDef native_file_methods[] = {
 	ONE(readlink), FAST(unlink), FAST(rmdir), KEYWORDS(rename), FAST(link), KEYWORDS(readdir),
 	KEYWORDS(readdirplus), ONE(parent), ONE(opendir), ONE(releasedir), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
 	KEYWORDS(create), KEYWORDS(tmpfile), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), FAST(fallocate), FAST(seek), KEYWORDS(flush),
-	ONE(fsync), ONE(release), KEYWORDS(verify),
+	ONE(fsync), ONE(release), KEYWORDS(verify), KEYWORDS(backing_fd),
 	{NULL, NULL, 0, NULL},
 };

@@ -61,21 +61,21 @@ static int parse_identity(struct bfs_opts *o, const Py_buffer *host, const Py_bu
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
 	static char *names[] = {"fd", "size_bytes", "host_uuid", "boot_id", "readonly", "slot", "evict",
-		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", "reap_after_s", NULL};
+		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", "reap_after_s", "data_fd", NULL};
 	static const char *const evict_words[] = {"lru", "none", "all", NULL};
 	static const char *const verify_words[] = {"first", "always", "off", NULL};
 	static const char *const coherence_words[] = {"coherent", "incoherent", NULL};
 	struct bfs_opts o = {.slot = -1};
 	Py_buffer host = {0}, boot = {0};
 	const char *evict = "lru", *verify = "first", *coherence = "coherent";
-	int fd, readonly = 0, publish_close = 0, follower = 0, i;
+	int fd, data_fd = -1, readonly = 0, publish_close = 0, follower = 0, i;
 	double suspect_s = 0;
 	u64 size;
 	PoolObject *p = NULL;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&dO&:Pool", names, &fd, native_conv_u64, &size,
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&dO&i:Pool", names, &fd, native_conv_u64, &size,
 		    &host, &boot, &readonly, &o.slot, &evict, &verify, &coherence, &publish_close, &follower,
 		    native_conv_u32, &o.high_permille, native_conv_u32, &o.low_permille, &suspect_s,
-		    native_conv_u32, &o.reap_after_s))
+		    native_conv_u32, &o.reap_after_s, &data_fd))
 		goto fail;
 	if (parse_identity(&o, &host, &boot) < 0) goto fail;
 	if ((i = choice("evict", evict, evict_words)) < 0) goto fail;
@@ -96,6 +96,7 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 		goto fail;
 	}
 	o.suspect_ns = (u64)(suspect_s * 1e9);
+	o.directory = data_fd >= 0, o.data_fd = data_fd;
 	o.readonly = readonly;
 	o.publish_close = publish_close;
 	o.follower = follower;
@@ -195,6 +196,7 @@ STEP(refresh)
 STEP(tick)
 STEP(apply_scan)
 STEP(reclaim)
+STEP(headroom)
 
 static PyObject *pool_is_leader(PoolObject *p, PyObject *Py_UNUSED(none))
 {
@@ -229,7 +231,7 @@ static PyObject *stat_dict(const struct bfs_stat *s)
 	    NUM(meta_pages) && NUM(meta_pages_used) && NUM(meta_pages_waiting) && NUM(nblocks) &&
 	    NUM(nordinary) && NUM(nunsealed) && NUM(norphans) && NUM(open_files) && NUM(open_for_write) &&
 	    NUM(evicted_blocks) && NUM(evicted_granules) && NUM(reaped_dirs) && NUM(seals) && NUM(seal_deferred) && NUM(creates) &&
-	    NUM(unlinks) && NUM(corrupt) && NUM(hits) && NUM(misses) && NUM(term) && NUM(txn) && NUM(txns) &&
+	    NUM(unlinks) && NUM(corrupt) && NUM(hits) && NUM(misses) && NUM(backing_lost) && NUM(backing_swept) && NUM(term) && NUM(txn) && NUM(txns) &&
 	    NUM(pages_written) && NUM(bytes_written_meta) && NUM(touches_lost) && NUM(slot) && NUM(leader_slot) &&
 	    native_put(d, "is_leader", PyBool_FromLong(s->is_leader)) &&
 	    native_put(d, "uuid", PyBytes_FromStringAndSize((const char *)s->uuid, sizeof(s->uuid))) &&
@@ -369,6 +371,7 @@ static PyMethodDef native_pool_methods[] = {
 	NOARGS(tick),
 	NOARGS(apply_scan),
 	NOARGS(reclaim),
+	NOARGS(headroom),
 	NOARGS(is_leader),
 	KEYWORDS(declare_dead),
 	NOARGS(statfs),

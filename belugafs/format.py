@@ -76,7 +76,8 @@ LINES: Final = 128
 READ_MAX: Final = 1 << 30
 """What this module reads at once, bytes: a size in a damaged pool must not take all memory."""
 
-INCOMPAT_KNOWN: Final = 0
+INCOMPAT_DIRECTORY: Final = 1
+INCOMPAT_KNOWN: Final = INCOMPAT_DIRECTORY
 RO_COMPAT_KNOWN: Final = 0
 
 

@@ -6,7 +6,7 @@
  * aren't there.  A get reads as a file is read (fl_read_ino): the extents are announced and
  * checked against the newest root first.  A miss is always legal, wrong bytes never. */
 #include <sys/stat.h>
-#include "internal.h"
+#include "backing.h"
 
 #define EXTENTS_MAX 64 /* of one block; put asks the allocator for no more */
 #define KEY_MIN 2u     /* the two prefix levels of the path are made of them */
@@ -79,7 +79,7 @@ static int put_in(struct txn **tp, u64 ns, const void *key, size_t klen, const u
 	struct ht_entry old;
 	struct extent e[EXTENTS_MAX];
 	u64 granules = (len + BFS_GRANULE - 1) / BFS_GRANULE, at = 0;
-	int rc = 0, n = granules ? al_alloc_room(b, tp, granules, 0, e, EXTENTS_MAX) : 0;
+	int rc = 0, n = granules && !b->back ? al_alloc_room(b, tp, granules, 0, e, EXTENTS_MAX) : 0;
 	struct txn *t = *tp; /* to make room it may have been committed and begun anew: nothing was checked before */
 	if (n < 0) return n;
 	const struct bfs_obj *d = ns_get(tview(t), ns, &rc);
@@ -89,12 +89,13 @@ static int put_in(struct txn **tp, u64 ns, const void *key, size_t klen, const u
 	if (!o) return unalloc(t, e, n, rc);
 	*ino = ob_ino(o);
 	/* this extent is free to everybody else until the transaction is confirmed */
-	if ((rc = ld_data_grant(t, e, n)) || (rc = store(b, e, n, data, len))) return txn_fail(t, rc);
+	if (b->back ? (rc = bk_put(b, *ino, data, len)) : (rc = ld_data_grant(t, e, n)) || (rc = store(b, e, n, data, len))) return txn_fail(t, rc);
 
 	ob_count(t, o, -1);
 	o->cls = BFS_CLS_BLOCK, o->size = len, o->granules = granules;
 	o->version = 1, o->flags = BFS_OF_PUBLISHED;
 	ob_count(t, o, 1);
+	if (b->back) n = 0;
 	if (n == 1) o->u.f.inl_addr = e[0].addr, o->u.f.inl_len = e[0].len;
 	else o->u.f.nextents = (u32)n;
 	for (int i = 0; i < n && !rc; at += e[i++].len) {
@@ -115,7 +116,7 @@ int bfs_block_put(struct bfs *b, u64 ns, const void *key, size_t klen, const voi
 	u32 chunk = b->sb.chunk_bytes;
 	u64 nsums = (len + chunk - 1) / chunk;
 	if (!key_ok(klen)) return bad_key(b, klen);
-	if (len / BFS_GRANULE >= b->sb.data_granules) return bfs_fail(b, -EFBIG, "block of %zu bytes, pool of %llu", len, (unsigned long long)b->sb.data_granules * BFS_GRANULE);
+	if (!b->back && len / BFS_GRANULE >= b->sb.data_granules) return bfs_fail(b, -EFBIG, "block of %zu bytes, pool of %llu", len, (unsigned long long)b->sb.data_granules * BFS_GRANULE);
 	/* what is there is the usual case of an engine that stores without asking: no sums, no lock */
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
@@ -124,9 +125,10 @@ int bfs_block_put(struct bfs *b, u64 ns, const void *key, size_t klen, const voi
 	if (rc != -ENOENT) return rc;
 	if (nsums > BFS_INLINE_SUMS && !(sums = xalloc(b, nsums * sizeof *sums))) return -ENOMEM;
 	for (u64 i = 0, off = 0; i < nsums; i++, off += chunk) sums[i] = fl_sum((const u8 *)data + off, len - off < chunk ? len - off : chunk);
-	if (!(rc = op_begin(b, &t))) {
+	for (u32 round = 0; !(rc = op_begin(b, &t));) {
 		rc = put_in(&t, ns, key, klen, data, len, sums, (u32)nsums, &ino);
 		if (t) rc = op_end(b, t, rc);
+		if (rc != -ENOSPC || !b->back || in_batch(b) || (rc = bk_room(b, len / BFS_GRANULE + 2, round++))) break;
 	}
 	if (sums != few) xfree(b, sums);
 	if (!rc) ev_admit(b, INO_SLOT(ino), false);

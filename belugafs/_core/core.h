@@ -33,7 +33,12 @@ struct bfs_mkfs_params {
 	u8 uuid[16];
 	u8 label[64];
 	u64 incarnation;    /* random */
+	/* The metadata of a directory pool: no data range, one host. data_bytes: of its tmpfs, for the defaults */
+	bool directory;
+	u64 data_bytes;
 };
+/* size_bytes that the metadata of such a directory pool takes; 0: impossible, bfs_errmsg() says why */
+u64 bfs_directory_bytes(const struct bfs_mkfs_params *p);
 int bfs_mkfs(struct bfs_mem *m, const struct bfs_mkfs_params *p, struct bfs_super *out);
 /* reads and checks both superblock copies; size_bytes = what is really there */
 int bfs_read_super(struct bfs_mem *m, u64 size_bytes, struct bfs_super *out);
@@ -52,6 +57,8 @@ struct bfs_opts {
 	u64 suspect_ns;    /* a host whose heartbeat stood still so long is suspected; 0 = 1 s */
 	u32 high_permille, low_permille; /* watermarks of data space, 0 = 970 / 950 */
 	bool publish_close;/* hide a file until its first close */
+	bool directory;    /* a directory pool: */
+	int data_fd;       /* a descriptor of its directory of backing files; the core takes a copy */
 	u64 seal_timeout_ns; /* close waits so long for its seal, then puts it off; 0 = 2 * suspect_ns + 5 s */
 };
 int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out);
@@ -142,6 +149,13 @@ int bfs_flush(struct bfs *b, u64 fh, bool killed);      /* close(2): seals; kill
 int bfs_fsync(struct bfs *b, u64 fh);
 int bfs_release(struct bfs *b, u64 fh);
 u64 *bfs_handle_user(struct bfs *b, u64 fh); /* two words of an open handle for whoever serves it, 0 at open; NULL: no such handle */
+/* Directory pools: an O_RDONLY descriptor of the open file's backing file, kept until its last release; also
+ * what passthrough is registered from.  write: the caller is going to let somebody store into the file without
+ * the core (passthrough, a mapping); the handle must be one for writing.  Until nobody can any more the object
+ * isn't verified; its size and times are the backing file's. -EOPNOTSUPP: a flat pool. */
+int bfs_backing_fd(struct bfs *b, u64 fh, bool write);
+/* Directory pools: evicts ahead of such writers. bfs_tick does, too; with many of them more often is better. */
+int bfs_headroom(struct bfs *b);
 /* Compares a regular file with its checksums, from offset `from` (rounded down to a chunk) on, about max_bytes of
  * it; whatever opts.verify says, and without a use: recency stays.  What is damaged is no error of the call. */
 struct bfs_verify {
@@ -181,6 +195,7 @@ struct bfs_stat {
 	u64 nblocks, nordinary, nunsealed, norphans, open_files, open_for_write;
 	u64 evicted_blocks, evicted_granules, reaped_dirs, seals, seal_deferred, creates, unlinks, corrupt;
 	u64 hits, misses; /* since the attach: opens for reading and keys found; look-ups of names and keys that found nothing */
+	u64 backing_lost, backing_swept; /* directory pools, since the attach: objects without their file; files without an object, removed */
 	u64 term, txn, txns, pages_written, bytes_written_meta, touches_lost;
 	u32 slot, leader_slot;
 	int is_leader;
@@ -214,6 +229,8 @@ struct bfs_fsck_how {
 	bool repair;      /* the caller has the pool for itself on this machine (lock) */
 	u64 uuid[2];      /* of this host, */
 	u64 boot;         /* and of this boot: what is registered with either is known not to be attached */
+	bool directory;   /* a directory pool, */
+	int data_fd;      /* its directory of backing files */
 	u32 gone;         /* bits of host slots that are said to be gone */
 	bfs_fsck_cb cb;
 	/* true: do it; loses: something won't be there afterwards.  NULL: always do it */

@@ -1,6 +1,7 @@
 /* A file's way from create to close: creating, fsync, flush.  What is between them is in
  * file_read.c, file_write.c (with file_overlay.c) and file_size.c; what a close does, in seal_close.c. */
 #include <fcntl.h>
+#include "backing.h"
 #include "file.h"
 
 /* ---- creating ------------------------------------------------------------------------------------------------- */
@@ -11,6 +12,7 @@ int fl_new(struct txn *t, u64 ino, const struct extent *e, int n, int flags, u64
 	struct bfs_obj *o = ob_cow(t, ino);
 	struct bfs_rec r = {.k = KEY(BFS_T(BFS_T_OPEN, b->slot), INO_SLOT(ino), 0), .x = ino};
 	int rc = in && o ? 0 : -ENOMEM;
+	if (!rc && b->back && (rc = bk_fd(b, in)) > 0) rc = 0;
 	if (!rc) r.y = o->version, rc = bt_put(t, &r);
 	u64 fg = 0;
 	for (int i = 0; i < n && !rc; i++) {
@@ -145,11 +147,12 @@ int bfs_fsync(struct bfs *b, u64 fh)
 	struct bfs_inode *in = h->in;
 	int rc = in_lock(b, in, true);
 	if (rc) return rc;
-	if (!(rc = sl_settle(b, in)) && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED) {
+	if (!(rc = sl_settle(b, in)) && !(rc = bk_refresh(b, in)) && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED) {
 		fl_flush_overlay(b, in);
 		rc = in_batch(b) ? bfs_fail(b, -EBUSY, "nothing is durable before the batch is") : rw_put(b, in, BFS_ROW_CLOSED);
 		if (rc == -ENFILE) rc = sl_flush(b, in); /* no row is left: sealed is as good */
 		if (!rc) in->synced = true;
+		if (!rc && in->foreign) in->sync_ns = in->fmtime_ns, in->sync_size = atomic_load(&in->size);
 	}
 	in_unlock(b, in);
 	return rc;
@@ -175,6 +178,7 @@ int bfs_flush(struct bfs *b, u64 fh, bool killed)
 	bool promised = in->synced && !b->o.publish_close;
 	if (killed && !promised && in->state == BFS_ST_NEW && in->created_here && (h->flags & H_CREATOR)) rc = sl_abandon(b, in);
 	else if (!others) rc = sl_flush(b, in);
+	else if (in->foreign) rc = bk_refresh(b, in); /* goes on being written, seen by nobody here */
 	else if (!(rc = sl_settle(b, in)) && in->rowst != BFS_ROW_CLOSED && in->state != BFS_ST_SEALED && !in_batch(b)) {
 		/* somebody else is writing it: closed as far as this one goes, sealed by the last */
 		fl_flush_overlay(b, in);

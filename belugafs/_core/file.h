@@ -24,6 +24,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out);
 void in_put(struct bfs *b, struct bfs_inode *in, bool write);
 /* just made by this host, inside the transaction that makes it: in the table, counted */
 int in_insert_new(struct bfs *b, struct bfs_inode *in);
+void in_keep(struct bfs *b, struct bfs_inode *in); /* in the table, with no reference: whoever puts it there keeps it there */
 void in_batch_mark(struct bfs *b, struct bfs_inode *in);
 void in_set_state(struct bfs *b, struct bfs_inode *in, u8 state);
 static inline bool in_sealed(const struct bfs_inode *in) { return in->state == BFS_ST_SEALED || in->state == BFS_ST_ABANDONED; }

@@ -12,6 +12,7 @@
  * unsealed is sealed as it was. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include "backing.h"
 #include "file.h"
 
 /* ---- as it was ---------------------------------------------------------------------------------- */
@@ -137,7 +138,8 @@ int bfs_reserve(struct bfs *b, u64 fh, u64 bytes)
 	if (bytes > SIZE_MAX_BYTES) return -EFBIG;
 	if ((rc = in_lock(b, in, true))) return rc;
 	rc = sl_settle(b, in);
-	while (!rc) {
+	if (b->back) rc = rc || !bytes ? rc : bk_allocate(b, in, FALLOC_FL_KEEP_SIZE, 0, bytes, creator);
+	while (!rc && !b->back) {
 		struct before s = {0};
 		rc = could_fit(b, in, 0, granules(bytes), true);
 		if (!rc) rc = fl_remember(b, in, &s);
@@ -207,7 +209,8 @@ int bfs_fallocate(struct bfs *b, u64 fh, int mode, u64 off, u64 len)
 	if ((rc = in_lock(b, in, true))) return rc;
 	bool creator = (h->flags & H_CREATOR) && in->created_here;
 	rc = sl_settle(b, in);
-	while (!rc && fl_again(in, rc = what == FALLOC_FL_PUNCH_HOLE ? fl_punch(b, in, off, off + len, creator) : allocate_once(b, in, mode, off, off + len, creator), &tries))
+	if (!rc && b->back) rc = what == FALLOC_FL_PUNCH_HOLE ? bk_punch(b, in, off, off + len, creator) : bk_allocate(b, in, mode, off, off + len, creator);
+	while (!rc && !b->back && fl_again(in, rc = what == FALLOC_FL_PUNCH_HOLE ? fl_punch(b, in, off, off + len, creator) : allocate_once(b, in, mode, off, off + len, creator), &tries))
 		rc = sl_settle(b, in);
 	in_unlock(b, in);
 	return rc;

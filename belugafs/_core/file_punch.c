@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <unistd.h>
+#include "backing.h"
 #include "file.h"
 
 static bool mapped(const struct bfs_inode *in, u64 fg, u64 end)
@@ -84,10 +85,11 @@ int fl_punch(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator
 }
 
 /* ---- finding ---------------------------------------------------------------------------------------- */
-static i64 seek_locked(const struct bfs_inode *in, u64 off, int whence)
+static i64 seek_locked(struct bfs *b, struct bfs_inode *in, u64 off, int whence)
 {
 	u64 size = atomic_load(&in->size);
 	if (off >= size) return -ENXIO;
+	if (b->back) return bk_seek(b, in, off, whence == SEEK_DATA);
 	for (int i = mp_at(in, off / BFS_GRANULE); i < in->next_ext; i++) {
 		u64 from = in->ext[i].file_granule * BFS_GRANULE;
 		if (!in->ext[i].addr) continue;
@@ -107,7 +109,7 @@ i64 bfs_seek(struct bfs *b, u64 fh, u64 off, int whence)
 	struct bfs_inode *in = h->in;
 	i64 at = in_lock(b, in, in->reload);
 	if (at) return at;
-	if (!in->reload || !(at = sl_settle(b, in)) || in->gone) at = seek_locked(in, off, whence);
+	if (!in->reload || !(at = sl_settle(b, in)) || in->gone) at = in->foreign ? bk_refresh(b, in) : 0, at = at ? at : seek_locked(b, in, off, whence);
 	in_unlock(b, in);
 	return at;
 }

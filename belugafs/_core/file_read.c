@@ -4,6 +4,7 @@
  * is a bit a chunk, of one (generation, version). */
 #include <fcntl.h>
 #include <sys/stat.h>
+#include "backing.h"
 #include "file.h"
 
 /* ---- small things ---------------------------------------------------------------------- */
@@ -79,6 +80,7 @@ static void vbit_set(struct bfs *b, u64 idx, bool on)
 void fl_vtag(struct bfs *b, const struct bfs_inode *in)
 {
 	_Atomic(u32) *tag = &b->vtag[INO_SLOT(in->ino)];
+	if (b->back) return;
 	if (atomic_load_explicit(tag, memory_order_acquire) == vtag_of(in)) return;
 	for (int i = 0; i < in->next_ext; i++) {
 		u64 g = BFS_GIDX(in->ext[i].addr), end = g + in->ext[i].len;
@@ -103,7 +105,8 @@ static u64 vbit_of(struct bfs *b, const struct bfs_inode *in, u64 c)
 
 void fl_verified(struct bfs *b, const struct bfs_inode *in, u64 c)
 {
-	u64 bit = vbit_of(b, in, c);
+	u64 bit = b->back ? 0 : vbit_of(b, in, c);
+	if (b->back) bk_know(b, in, c, true);
 	if (!bit) return;
 	vbit_set(b, bit - 1, true);
 	/* somebody has turned to another version meanwhile: not for that one */
@@ -114,6 +117,7 @@ void fl_verified(struct bfs *b, const struct bfs_inode *in, u64 c)
 int fl_copy(struct bfs *b, struct bfs_inode *in, u64 off, void *dst, size_t len)
 {
 	u8 *d = dst;
+	if (b->back) return bk_read(b, in, off, dst, len);
 	for (int i = mp_at(in, off / BFS_GRANULE); len; i++) {
 		const struct bfs_extent *e = i < in->next_ext ? &in->ext[i] : NULL;
 		u64 from = e ? e->file_granule * BFS_GRANULE : UINT64_MAX, to = e ? from + (u64)e->len * BFS_GRANULE : UINT64_MAX;
@@ -136,7 +140,7 @@ int fl_copy(struct bfs *b, struct bfs_inode *in, u64 off, void *dst, size_t len)
 int fl_chunk_sum(struct bfs *b, struct bfs_inode *in, u64 c, u64 size, u8 *bounce, u64 *sum)
 {
 	u64 off = c * b->sb.chunk_bytes, len = min64(b->sb.chunk_bytes, size - off), g = off / BFS_GRANULE;
-	bool any = false;
+	bool any = b->back && bk_has_data(b, in, off, len);
 	for (int i = mp_at(in, g); i < in->next_ext && in->ext[i].file_granule < g + granules(len); i++) any |= in->ext[i].addr != 0;
 	int rc = any ? fl_copy(b, in, off, bounce, len) : 0;
 	*sum = any && !rc ? fl_sum(bounce, len) : 0;
@@ -164,7 +168,7 @@ static void fresh(struct bfs *b, struct bfs_inode *in, u64 c, bool again)
 static bool has_sum(struct bfs *b, const struct bfs_inode *in, u64 c)
 {
 	u64 g = c * (b->sb.chunk_bytes / BFS_GRANULE), end = g + b->sb.chunk_bytes / BFS_GRANULE, size = atomic_load(&in->size);
-	if (BFS_MUT(MUT_NO_SUM_CHECK) || c >= in->nsums || !in->sums[c]) return false;
+	if (BFS_MUT(MUT_NO_SUM_CHECK) || c >= in->nsums || !in->sums[c] || in->foreign) return false;
 	if (in->state == BFS_ST_SEALED) return true;
 	if (size != in->base_size && (c + 1) * b->sb.chunk_bytes > min64(size, in->base_size)) return false;
 	for (int i = mp_at(in, g); i < in->next_ext && in->ext[i].file_granule < end; i++)
@@ -184,8 +188,8 @@ int fl_read_chunk(struct bfs *b, struct bfs_inode *in, u64 c, u64 off, u8 *dst, 
 	u64 whole = min64(b->sb.chunk_bytes, size - from), bit = 0, sum;
 	bool check = fl_covered(b, in, c), known = false;
 	if (check) {
-		bit = vbit_of(b, in, c);
-		known = bit && __atomic_load_n(&b->verified[(bit - 1) / 8], __ATOMIC_ACQUIRE) >> (bit - 1) % 8 & 1;
+		bit = b->back ? 0 : vbit_of(b, in, c);
+		known = b->back ? bk_known(b, in, c) : bit && __atomic_load_n(&b->verified[(bit - 1) / 8], __ATOMIC_ACQUIRE) >> (bit - 1) % 8 & 1;
 		if (known && b->o.verify == BFS_VERIFY_FIRST) check = false;
 	}
 	if (!known || b->o.verify == BFS_VERIFY_ALWAYS) fresh(b, in, c, b->o.verify == BFS_VERIFY_ALWAYS);
@@ -260,6 +264,7 @@ static int lock_read(struct bfs *b, u64 fh, struct bfs_inode **out)
 		in_unlock(b, in);
 		return rc;
 	}
+	if (in->foreign) bk_refresh(b, in);
 	*out = in;
 	return 0;
 }
@@ -332,7 +337,7 @@ ssize_t bfs_read_pieces(struct bfs *b, u64 fh, u64 off, size_t len, void *buf, s
 	}
 	if (len > size - off) len = size - off;
 	int n = PIECES + 1;
-	if (b->m->coherent && b->o.verify != BFS_VERIFY_ALWAYS) n = pieces(b, in, off, len, v, PIECES);
+	if (b->m->coherent && !b->back && b->o.verify != BFS_VERIFY_ALWAYS) n = pieces(b, in, off, len, v, PIECES);
 	if (n > PIECES) {
 		if (len > buf_len) rc = -EOVERFLOW;
 		else if ((rc = read_locked(b, in, off, buf, len)) > 0) v[0] = (struct iovec){buf, (size_t)rc}, rc = 0, n = 1;
@@ -365,6 +370,7 @@ static ssize_t on_ino(struct bfs *b, u64 ino, ino_fn *f, void *arg)
 		if (o && (!S_ISREG(o->mode) || (o->state != BFS_ST_SEALED && o->state != BFS_ST_DIRTY) || (o->owner == b->slot + 1))) rc = -EBUSY;
 		if (!rc) rc = in_load(&r.v, o, in);
 		rd_end(&r);
+		if (!rc && b->back && (rc = bk_fd(b, in)) > 0) rc = 0;
 		if (!rc && in->next_ext > 64) rc = -EBUSY;
 		if (!rc && in->next_ext && (s = in_hazard(b, ino, in->version, in->ext, in->next_ext)) < 0) rc = s;
 		n = rc ? rc : f(b, in, arg);
@@ -390,6 +396,7 @@ struct read_arg { u64 off; void *buf; size_t len; };
 static ssize_t read_one(struct bfs *b, struct bfs_inode *in, void *arg)
 {
 	struct read_arg *a = arg;
+	if (in->foreign) bk_refresh(b, in);
 	return read_locked(b, in, a->off, a->buf, a->len);
 }
 
@@ -420,13 +427,14 @@ static ssize_t verify_one(struct bfs *b, struct bfs_inode *in, void *arg)
 		rc = fl_chunk_sum(b, in, c, size, bounce, &sum);
 		if (rc && rc != -EIO) break;
 		n.checked_bytes += whole;
-		bit = vbit_of(b, in, c);
+		bit = b->back ? 0 : vbit_of(b, in, c);
 		if (!rc && sum == in->sums[c]) {
 			fl_verified(b, in, c);
 			continue;
 		}
 		rc = 0;
 		if (bit) vbit_set(b, bit - 1, false); /* the next read is told */
+		if (b->back) bk_know(b, in, c, false);
 		if (!n.bad_chunks++) n.bad_off = n.next, n.bad_bytes = whole;
 	}
 	fl_bounce_end(b, bounce);

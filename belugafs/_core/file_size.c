@@ -1,4 +1,5 @@
 /* The size of a file: truncate, ftruncate, O_TRUNC. */
+#include "backing.h"
 #include "file.h"
 
 static int shrink(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
@@ -76,12 +77,13 @@ int fl_only_times(struct bfs *b, struct bfs_inode *in)
 int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 {
 	int rc = sl_settle(b, in), tries = 0;
+	if (!rc && in->foreign) rc = bk_refresh(b, in);
 	u64 old = atomic_load(&in->size);
 	if (size > SIZE_MAX_BYTES) return -EFBIG;
 	if (rc || size == old) return rc ? rc : fl_only_times(b, in);
 	/* Cut short is overwritten; emptied is begun anew (a temporary file of a fixed name). */
 	in->overwrote |= size && size < old && in->state != BFS_ST_NEW;
-	while (fl_again(in, rc = size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
+	while (fl_again(in, rc = b->back ? bk_resize(b, in, size, creator) : size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
 		if ((rc = sl_settle(b, in))) return rc;
 		old = atomic_load(&in->size);
 	}

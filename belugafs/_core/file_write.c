@@ -8,8 +8,10 @@
  *
  * Stores that change neither map nor size hold the lock shared, so that parallel pwrites
  * go on in parallel. */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>
+#include "backing.h"
 #include "file.h"
 
 #define COW_UNIT 16u    /* granules copied at once, so that small rewrites don't shred the file */
@@ -17,6 +19,7 @@
 /* ---- stores ------------------------------------------------------------------------------------------------ */
 int fl_put_bytes(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len)
 {
+	if (b->back) return bk_write(b, in, off, src, len);
 	for (int i = mp_at(in, off / BFS_GRANULE); len; i++) {
 		const struct bfs_extent *e = &in->ext[i];
 		u64 skip = off - e->file_granule * BFS_GRANULE;
@@ -92,6 +95,7 @@ static int prepare_once(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u
 int fl_prepare(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, u64 more, bool creator)
 {
 	int rc, tries = 0;
+	if (b->back) return bk_prepare(b, in, off, end, creator);
 	while (fl_again(in, rc = prepare_once(b, in, off, end, more, creator), &tries))
 		if ((rc = sl_settle(b, in))) break;
 	return rc;
@@ -139,6 +143,7 @@ int fl_zero_gap(struct bfs *b, struct bfs_inode *in, u64 from, u64 to, bool crea
 {
 	int rc;
 	fl_sums_drop(b, in, from ? from - 1 : 0, to);
+	if (b->back) return 0; /* the backing file has zeros there */
 	if (from % BFS_GRANULE) {
 		u64 stop = min64(to, (from / BFS_GRANULE + 1) * BFS_GRANULE);
 		int i = mp_at(in, from / BFS_GRANULE);
@@ -193,6 +198,7 @@ bool fl_adding(const struct bfs_inode *in) { return in->flags & BFS_OF_FORMING &
 bool fl_overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
 {
 	u8 old[BFS_GRANULE];
+	if (b->back) return bk_overwrites(b, in, off, end);
 	end = min64(end, atomic_load(&in->size));
 	if (in->state == BFS_ST_DIRTY) end = min64(end, in->base_size);
 	for (int i = off < end ? mp_at(in, off / BFS_GRANULE) : in->next_ext; i < in->next_ext; i++) {
@@ -212,7 +218,7 @@ bool fl_overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
 static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 off, const u8 *buf, size_t len)
 {
 	u64 end = off + len, size = atomic_load(&in->size);
-	bool seq = off == size && end > size;
+	bool seq = off == size && end > size && !b->back;
 	if (fl_adding(in)) in->overwrote = fl_overwrites(b, in, off, end);
 	int rc = fl_prepare(b, in, off, end, seq ? growth(b, in, granules(len)) : 0, creator);
 	if (rc) return rc;
@@ -220,7 +226,10 @@ static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 o
 	if (off > size && (rc = fl_zero_gap(b, in, size, off, creator))) return rc;
 	fl_sums_drop(b, in, off, end);
 	if (end > size && size % b->sb.chunk_bytes) fl_sums_drop(b, in, size - 1, size);
-	if ((rc = put_summed(b, in, off, buf, len, max64(size, end)))) return rc;
+	if ((rc = put_summed(b, in, off, buf, len, max64(size, end)))) {
+		if (b->back && end > size) bk_truncate(b, in, size); /* the part that found room */
+		return rc;
+	}
 	in->dirty = true;
 	atomic_store(&in->wtime, (i64)now_ns(b));
 	if (end > size) atomic_store(&in->size, end);
@@ -241,7 +250,7 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	if ((rc = in_lock(b, in, false))) return rc;
 	/* In place: nothing but bytes changes. */
 	if (!append && in->dirty && !fl_adding(in) && !in->gone && !in->reload && !in->frozen && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY) && in->rowst != BFS_ROW_CLOSED &&
-	    off + len <= atomic_load(&in->size) && mp_is_overlay(in, off / BFS_GRANULE, granules(off + len))) {
+	    off + len <= atomic_load(&in->size) && (b->back ? bk_in_place(b, in, off, off + len) : mp_is_overlay(in, off / BFS_GRANULE, granules(off + len)))) {
 		fl_sums_drop(b, in, off, off + len);
 		if (!(rc = fl_put_bytes(b, in, off, buf, len))) atomic_store(&in->wtime, (i64)now_ns(b));
 		in_unlock(b, in);
@@ -250,8 +259,9 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	in_unlock(b, in);
 	if ((rc = in_lock(b, in, true))) return rc;
 	if (!(rc = sl_settle(b, in))) {
+		if (in->foreign) rc = bk_refresh(b, in);
 		if (append) off = atomic_load(&in->size);
-		rc = off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off ? -EFBIG : write_locked(b, in, (h->flags & H_CREATOR) && in->created_here, off, buf, len);
+		if (!rc) rc = off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off ? -EFBIG : write_locked(b, in, (h->flags & H_CREATOR) && in->created_here, off, buf, len);
 	}
 	in_unlock(b, in);
 	return rc ? rc : (ssize_t)len;

@@ -404,8 +404,10 @@ static_assert(sizeof(struct bfs_row) == 128, "row");
 
 /* touch ring entry: slot | coarse seconds << 32 */
 
-/* feature bits of version 1: none yet */
-#define BFS_INCOMPAT_KNOWN 0ull
+/* Feature bits.  DIRECTORY: this is the metadata of a directory pool; the content of its files is in
+ * backing files beside it (docs/format.md, 18). */
+#define BFS_INCOMPAT_DIRECTORY 1ull
+#define BFS_INCOMPAT_KNOWN BFS_INCOMPAT_DIRECTORY
 #define BFS_RO_COMPAT_KNOWN 0ull
 
 #endif

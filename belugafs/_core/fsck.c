@@ -237,12 +237,14 @@ static void check_tree(struct ck *k, bool data)
 	fk_check_dirs(k);
 	fk_check_free_slots(k);
 	fk_check_space(k);
+	if (fk_directory(k)) fk_check_backing(k);
 	fk_check_pages(k);
 	fk_check_counts(k);
 	u64 before = k->r->problems;
 	fk_check_rows(k);
 	k->in_rows = k->r->problems - before;
-	if (data && !k->err) fk_check_data(k);
+	if (data && !k->err && fk_directory(k)) fk_check_backing_data(k);
+	else if (data && !k->err) fk_check_data(k);
 }
 
 void fk_check_state(struct ck *k, bool data)
@@ -277,6 +279,7 @@ int bfs_fsck(struct bfs_mem *m, bool data, bfs_fsck_cb cb, void *arg, struct bfs
 	struct ck *k = calloc(1, sizeof *k);
 	if (!k) return -ENOMEM;
 	bfs_guard_install();
+	k->data_fd = -1;
 	k->m = m, k->cb = cb, k->arg = arg, k->r = result ? result : &local;
 	memset(k->r, 0, sizeof *k->r);
 	fk_check(k, data);

@@ -3,6 +3,7 @@
  *   fsck_pages.c    pages and tables of pages, page map, page log
  *   fsck_names.c    objects, entries, listings, links, blobs; paths for messages
  *   fsck_records.c  the ordered records
+ *   fsck_backing.c  backing files of a directory pool
  *   fsck_space.c    extents, owners, regions, quarantine, counters, rows, content
  * Nobody else includes this: fsck shares nothing with the code that it checks. */
 #ifndef BELUGAFS_FSCK_H
@@ -64,6 +65,8 @@ struct ck {
 	bool have_root;      /* the root page of the state verifies, and this version knows its features */
 	u64 in_lines, in_tree, in_rows; /* problems of these */
 	bool (*progress)(void *arg, const char *what, u64 done, u64 total);
+
+	int data_fd;         /* of the backing files of a directory pool, -1: they aren't there to be looked at */
 
 	u64 *visited, *mapbits, *logged; /* by page */
 	u64 nlogged;
@@ -139,5 +142,24 @@ void fk_check_space(struct ck *k);
 void fk_check_counts(struct ck *k);
 void fk_check_rows(struct ck *k);
 void fk_check_data(struct ck *k);
+
+/* sums of an object; the table was checked page by page before: here it is followed again, within bounds only */
+struct fk_sums {
+	struct bfs_obj o;
+	u64 buf[BFS_PAGE / 8];
+	u64 have; /* index of the leaf in buf + 1 */
+	bool ok;
+};
+bool fk_sum_at(struct ck *k, struct fk_sums *s, u64 chunk, u64 *out);
+
+/* fsck_backing.c ---------------------------------------------------------------------- */
+struct stat;
+static inline bool fk_directory(const struct ck *k) { return k->sb.incompat & BFS_INCOMPAT_DIRECTORY; }
+void fk_check_backing(struct ck *k);
+void fk_check_backing_data(struct ck *k);
+int fk_backing_stat(struct ck *k, u64 ino, struct stat *st);     /* 0, -ENOENT, ... */
+int fk_backing_open(struct ck *k, u64 ino);
+bool fk_backing_read(int fd, u64 off, void *dst, size_t n);      /* zeros behind the end */
+int fk_backing_extra(struct ck *k, bool (*has)(void *arg, u64 ino), void (*f)(void *arg, int dir, const char *name), void *arg);
 
 #endif

@@ -95,6 +95,10 @@ static void one_rec(struct ck *k, const struct bfs_rec *r)
 			break;
 		}
 		o->open = 1;
+		if (fk_directory(k) && o->state == BFS_ST_SEALED && o->flags & BFS_OF_UNVERIFIED && ob.version == (u32)r->y) {
+			fk_note(k, "unsettled", "%s: was open for writing, or mapped so, past its close; verified once nobody has it any more", PATH(k, r->x));
+			break;
+		}
 		if ((o->state != BFS_ST_NEW && o->state != BFS_ST_DIRTY) || o->owner != slot + 1 || ob.version != (u32)r->y)
 			fk_bad(k, "open-differs", "%s: listed as being written by host %u, version %llu; the object says state %u, owner %d, version %u", PATH(k, r->x), slot, (ull)r->y, o->state, o->owner - 1, ob.version);
 		break;

@@ -194,15 +194,7 @@ void fk_check_rows(struct ck *k)
 }
 
 /* ---- content ---------------------------------------------------------------------------------------------------- */
-struct sums {
-	struct bfs_obj o;
-	u64 buf[BFS_PAGE / 8];
-	u64 have; /* index of the leaf in buf + 1 */
-	bool ok;
-};
-
-/* The table was checked page by page before: here it is followed again, within bounds only. */
-static bool sum_at(struct ck *k, struct sums *s, u64 chunk, u64 *out)
+bool fk_sum_at(struct ck *k, struct fk_sums *s, u64 chunk, u64 *out)
 {
 	if (s->o.nsums <= BFS_INLINE_SUMS) {
 		*out = s->o.v.sum[chunk];
@@ -235,7 +227,7 @@ static int by_place(const void *p, const void *q)
 }
 
 /* Chunks that data lies in, each once; n extents of the base, in order. */
-static void check_content(struct ck *k, struct sums *s, const struct map *x, size_t n, u8 *buf, size_t size)
+static void check_content(struct ck *k, struct fk_sums *s, const struct map *x, size_t n, u8 *buf, size_t size)
 {
 	static const u8 zeros[BFS_GRANULE];
 	u64 ino = ob_ino(&s->o), per = k->sb.chunk_bytes / BFS_GRANULE, done = 0, wrong = 0, first = 0, mapped = 0;
@@ -271,7 +263,7 @@ static void check_content(struct ck *k, struct sums *s, const struct map *x, siz
 				at += m;
 			}
 			u64 got = XXH3_64bits_digest(h);
-			if (!ok || !sum_at(k, s, c, &want) || (got ? got : 1) != want) {
+			if (!ok || !fk_sum_at(k, s, c, &want) || (got ? got : 1) != want) {
 				if (!wrong++) first = c;
 			}
 		}
@@ -288,7 +280,7 @@ void fk_check_data(struct ck *k)
 {
 	enum { SIZE = 256 << 10 };
 	u8 *buf = malloc(SIZE);
-	struct sums *s = malloc(sizeof *s);
+	struct fk_sums *s = malloc(sizeof *s);
 	if (!buf || !s) k->err = -ENOMEM;
 	fk_sort(k->map.v, k->map.n, sizeof *k->map.v, by_place);
 	for (size_t i = 0; i < k->map.n && !k->err;) {

@@ -1,5 +1,6 @@
 /* Handles: open and release. */
 #include <fcntl.h>
+#include "backing.h"
 #include "file.h"
 
 #define HPER 4096u /* handles of a chunk */
@@ -80,6 +81,7 @@ int bfs_release(struct bfs *b, u64 fh)
 	b->handle_free = (u32)fh;
 	unlk(b, &b->ilock);
 	bfs_touch(b, in->ino); /* in use until now; and a candidate again, if eviction found it open */
+	if (w && b->back) bk_released(b, in);
 	in_put(b, in, w);
 	return 0;
 }

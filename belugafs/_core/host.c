@@ -156,6 +156,7 @@ int bfs_tick(struct bfs *b)
 			if (!(rc = op_begin(b, &t))) rc = op_end(b, t, ev_store(t));
 		}
 		if (!rc) rc = ev_tick(b);
+		if (!rc) rc = bfs_headroom(b);
 	}
 	fl_tick(b);
 	return rc == -EAGAIN || rc == -EBUSY || rc == -ENOSPC ? 0 : rc; /* the next tick tries again */

@@ -5,6 +5,7 @@
  * what eviction and unlink need of an inode (is it open?) is under ilock. */
 #include <fcntl.h>
 #include <sys/stat.h>
+#include "backing.h"
 #include "file.h"
 
 /* ---- locks -------------------------------------------------------------------------- */
@@ -31,6 +32,7 @@ struct bfs_inode *in_alloc(struct bfs *b, u64 ino)
 	struct bfs_inode *in = xalloc(b, sizeof *in);
 	pthread_rwlockattr_t a;
 	if (!in) return NULL;
+	in->rfd = in->wfd = -1;
 	in->ino = ino, in->row = -1, in->as = (u8)(b->slot + 1);
 	pthread_rwlockattr_init(&a);
 #ifdef __GLIBC__
@@ -46,6 +48,7 @@ struct bfs_inode *in_alloc(struct bfs *b, u64 ino)
 void in_destroy(struct bfs *b, struct bfs_inode *in)
 {
 	if (!in) return;
+	if (b->back) bk_forget(b, in);
 	pthread_rwlock_destroy(&in->lock);
 	pthread_mutex_destroy(&in->mx);
 	xfree(b, in->ext);
@@ -182,7 +185,7 @@ static int join_table(struct bfs *b, u64 ino, const struct bfs_obj *o, bool writ
 static void drop_ref(struct bfs *b, struct bfs_inode *in, bool write) /* ilock is held, and given back */
 {
 	in->writers -= write;
-	bool last = !--in->opens && !in->deferred && !in->orphan_wait;
+	bool last = !--in->opens && !in->deferred && !in->orphan_wait && !in->settling;
 	if (last) removed(b, in);
 	unlk(b, &b->ilock);
 	if (write) atomic_fetch_sub(&b->nwriting, 1);
@@ -239,6 +242,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 			if (!rc) rc = in_load(&r.v, o, in);
 			/* unsealed ones stand in the table, unless this look is an old one or a crash left them */
 			if (!rc && (in->state == BFS_ST_NEW || in->state == BFS_ST_DIRTY)) rc = tries < 7 ? -ESTALE : bfs_fail(b, -EBUSY, "object %llu was being written when this host crashed, and isn't recovered yet", (unsigned long long)ino);
+			if (!rc && b->back && (rc = bk_fd(b, in)) > 0) rc = 0; /* a miss is told at the open */
 			if (!rc) rc = join_table(b, ino, o, write, in, out);
 			if (*out != in) in_destroy(b, in);
 		}
@@ -287,6 +291,14 @@ int in_insert_new(struct bfs *b, struct bfs_inode *in)
 	return 0;
 }
 
+void in_keep(struct bfs *b, struct bfs_inode *in)
+{
+	lk(b, &b->ilock);
+	atomic_store(&in->checked, true);
+	insert(b, in);
+	unlk(b, &b->ilock);
+}
+
 void in_batch_mark(struct bfs *b, struct bfs_inode *in)
 {
 	if (!in_batch(b)) return;
@@ -298,6 +310,7 @@ void in_batch_mark(struct bfs *b, struct bfs_inode *in)
 void fl_txn_end(struct bfs *b, bool committed)
 {
 	al_txn_end(b, committed);
+	if (b->back) bk_txn_end(b, committed);
 	if (!committed && b->nevicting) ev_pins_changed(b); /* they are there again */
 	in_evict_end(b);
 	lk(b, &b->ilock);
@@ -315,10 +328,16 @@ void fl_txn_end(struct bfs *b, bool committed)
  * the tree, and takes the time of the last write away (bfs_setattr). */
 void in_overlay_attr(struct bfs *b, struct bfs_attr *a)
 {
-	if ((a->state != BFS_ST_NEW && a->state != BFS_ST_DIRTY) || !atomic_load_explicit(&b->nwriting, memory_order_acquire)) return;
+	bool writing = a->state == BFS_ST_NEW || a->state == BFS_ST_DIRTY;
+	if ((!writing && !b->back) || !atomic_load_explicit(&b->nwriting, memory_order_acquire)) return;
 	lk(b, &b->ilock);
 	struct bfs_inode *in = in_find(b, a->ino);
-	if (in && !in->gone && (a->state == BFS_ST_NEW || a->state == BFS_ST_DIRTY) && a->owner == b->slot + 1) {
+	if (in && b->back && !in->gone && in->rfd >= 0 && (writing || in->foreign)) {
+		struct bk_stat s;
+		bk_refresh(b, in);
+		if (!bk_stat(b, in, &s)) a->granules = s.granules;
+	}
+	if (in && !in->gone && (writing ? a->owner == b->slot + 1 : in->foreign)) {
 		i64 w = atomic_load(&in->wtime);
 		a->size = atomic_load(&in->size);
 		if (w) a->mtime_ns = w;
@@ -333,6 +352,7 @@ bool in_time_set(struct bfs *b, u64 ino)
 {
 	lk(b, &b->ilock);
 	struct bfs_inode *in = in_find(b, ino);
+	if (in && in->foreign) bk_refresh(b, in);
 	bool written = in && atomic_exchange(&in->wtime, 0);
 	unlk(b, &b->ilock);
 	return written;

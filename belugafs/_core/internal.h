@@ -11,6 +11,7 @@
  *   inode.c  objects that are open on this host; map.c their maps; handle.c; hazard.c what is being read
  *   file.c create and close, file_read.c, file_overlay.c, file_write.c, file_size.c; row.c;
  *   seal.c, seal_close.c, seal_recover.c               (file.h)
+ *   backing*.c directory pools: content in backing files                      (backing.h)
  *   fsck*.c (fsck.h); repair*.c (repair.h)
  * Lock order: wlock -> inode.lock is NOT allowed to be reversed: see struct bfs_inode.
  */
@@ -323,6 +324,15 @@ struct bfs_inode {
 	bool killed;            /* its writer was: never sealed */
 	bool nameless;          /* under ilock: made without a name, and may get one */
 	u8 as;                  /* owner + 1 whose overlay is seen: this host, or one that is recovered */
+	/* directory pools (backing.h) */
+	_Atomic(int) rfd, wfd;  /* of the backing file, -1: not open */
+	bool foreign;           /* others than the daemon may be storing into it */
+	bool foreign_creator;   /* only who made it */
+	bool reopened;          /* again, before it was known who has stored */
+	bool settling;          /* under ilock: stays in the table until they are gone */
+	i64 fmtime_ns, sync_ns; /* of the backing file as last seen; at the last fsync */
+	u64 sync_size, expect;  /* at the last fsync; granules that it may get */
+	struct bfs_inode *wnext;/* under ilock: list of foreign ones */
 	u64 scratch;            /* extent that a compacted copy is in, 0 none */
 };
 struct bfs_handle { _Atomic(u64) id; struct bfs_inode *in; int flags; u32 next_free; u64 user[2]; };
@@ -364,9 +374,11 @@ static inline bool in_batch(struct bfs *b);
 
 /* ---- the host's attachment ------------------------------------------------------------------------ */
 #define BFS_READERS 256
+struct back;
 struct bfs {
 	struct bfs_mem *m;
 	struct bfs_super sb;
+	struct back *back; /* a directory pool's backing files; NULL: a flat pool */
 	struct bfs_opts o;
 	u32 slot;
 	u64 incarnation; /* of this registration */
@@ -418,6 +430,7 @@ struct bfs {
 	u32 nbadq;
 	u32 orphans_waiting; /* about; under ilock */
 	u32 row_hint;
+	u32 tick_at;         /* bucket that fl_tick goes on with */
 	u32 *rowseq;         /* of the row's newer copy */
 	_Atomic(u8 *) bounce;/* chunk_bytes, whoever takes it */
 	u64 *evicting;       /* hash set of what the running transaction frees; under ilock */

@@ -134,6 +134,7 @@ static int load_sums(struct bfs *b, const struct bfs_obj *o, struct bfs_inode *i
 	xfree(b, in->sums);
 	in->sums = NULL, in->nsums = 0;
 	if (!o->nsums || o->flags & BFS_OF_UNVERIFIED) return 0;
+	if (b->back && o->state != BFS_ST_SEALED) return 0; /* written in place: they say nothing any more */
 	if (o->nsums > granules(SIZE_MAX_BYTES) || o->nsums != (o->size + b->sb.chunk_bytes - 1) / b->sb.chunk_bytes)
 		return bfs_fail(b, -EIO, "object %llu: %u checksums for %llu bytes; run fsck.belugafs -n", (unsigned long long)in->ino, o->nsums, (unsigned long long)o->size);
 	if (!(in->sums = xalloc(b, (size_t)o->nsums * sizeof *in->sums))) return -ENOMEM;

@@ -6,7 +6,7 @@
  * somebody kept finds nothing (ESTALE) rather than another object.  31 bits of it are
  * used: bit 63 of an inode number marks synthesised directories (name.c). */
 #include <sys/stat.h>
-#include "internal.h"
+#include "backing.h"
 
 #define GEN_MASK 0x7fffffffu
 
@@ -102,6 +102,7 @@ struct bfs_obj *ob_alloc(struct txn *t, u32 mode, u32 uid, u32 gid, int *rc)
 	o->cls = S_ISREG(mode) ? BFS_CLS_ORDINARY : BFS_CLS_NONE;
 	r->creates++;
 	ob_count(t, o, 1);
+	if (b->back && S_ISREG(mode) && (*rc = bk_create(b, ob_ino(o)))) return txn_fail(t, *rc), NULL;
 	return o;
 }
 
@@ -162,9 +163,10 @@ int ob_free(struct txn *t, u64 ino)
 	if (S_ISREG(o->mode)) {
 		if ((rc = free_data(t, o))) return txn_fail(t, rc);
 		if ((rc = sums_free(t, o))) return rc;
-		if (o->owner) {
+		if (t->b->back && bk_drop(t, ino)) return t->poison;
+		if (o->owner || t->b->back) { /* in a directory pool also while others may store into it */
 			struct bfs_rec r;
-			struct bfs_key k = KEY(BFS_T(BFS_T_OPEN, o->owner - 1), o->slot, 0);
+			struct bfs_key k = KEY(BFS_T(BFS_T_OPEN, o->owner ? o->owner - 1u : t->b->slot), o->slot, 0);
 			rc = bt_get(tview(t), k, &r);
 			if (!rc && r.x == ino) rc = bt_del(t, k);
 			if (rc && rc != -ENOENT) return txn_fail(t, rc);

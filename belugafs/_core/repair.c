@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "repair.h"
 
 #define SCANNED 8 /* root pages without a line that are looked at */
@@ -43,6 +44,7 @@ static struct ck *check_new(struct job *j, bool loud)
 	static struct bfs_fsck_result nobody;
 	struct ck *k = calloc(1, sizeof *k);
 	if (!k) return NULL;
+	k->data_fd = j->how->directory ? j->how->data_fd : -1;
 	k->m = j->m, k->arg = j->how->arg, k->r = loud ? j->r : &nobody;
 	if (loud) k->cb = j->how->cb, k->progress = j->how->progress;
 	else memset(&nobody, 0, sizeof nobody);
@@ -366,6 +368,35 @@ static void superblock(struct job *j)
 		}
 }
 
+/* ---- backing files without an object ------------------------------------------------------------------------- */
+struct extra { struct job *j; struct rp *r; u64 n; bool remove; };
+static bool stays(void *arg, u64 ino)
+{
+	struct extra *x = arg;
+	struct rslot *s = x->r ? rp_ino(x->r, ino) : NULL;
+	if (x->r) return s && S_ISREG(s->o.mode);
+	const struct oi *o = fk_oi_ino(x->j->k, ino);
+	return o && o->fmt == S_IFREG >> 12;
+}
+static void extra(void *arg, int dir, const char *name)
+{
+	struct extra *x = arg;
+	x->n++;
+	if (!x->remove || unlinkat(dir, name, 0)) return;
+	x->j->r->changed++;
+	fk_did(x->j->k, "backing-removed", "backing file %s, which no object has", name);
+}
+
+static int backing(struct job *j, struct rp *r)
+{
+	struct extra x = {j, r, 0, false};
+	if (!fk_directory(j->k)) return 0;
+	int rc = fk_backing_extra(j->k, stays, extra, &x);
+	if (rc || !x.n || !ask(j, false, "Remove %llu backing files without an object", (ull)x.n)) return rc;
+	x.remove = true;
+	return fk_backing_extra(j->k, stays, extra, &x);
+}
+
 /* ---- all ---------------------------------------------------------------------------------------------------- */
 static int repair(struct job *j)
 {
@@ -377,6 +408,8 @@ static int repair(struct job *j)
 	if (k->sb.incompat & ~BFS_INCOMPAT_KNOWN) return bfs_fail(NULL, -EPROTONOSUPPORT, "the pool was made with features that this version doesn't know; use a newer belugafs");
 	int rc = read_lines(j), named;
 	if (!rc) rc = refuse_live(j);
+	if (!rc && fk_directory(k) && k->data_fd < 0) rc = bfs_fail(NULL, -EISDIR, "this is the metadata of a directory pool; name the directory that it lies in");
+	if (!rc && !j->r->problems) rc = backing(j, NULL);
 	if (rc || !j->r->problems) return rc;
 	if ((named = choose(j, &base, &root)) < 0) return named;
 	/* for registers too: the state is published again, in a line that is whole, then the others go */
@@ -387,6 +420,10 @@ static int repair(struct job *j)
 		u64 n = rows(j, now, false);
 		if (n && ask(j, false, "Clear %llu damaged or void rows of the tables of files being written", (ull)n)) rows(j, now, true);
 		if ((n = lines(j, now, false)) && ask(j, false, "Clear %llu damaged lines of host slots", (ull)n)) lines(j, now, true);
+	}
+	if (rc >= 0 && (!tree || now) && k->have_root) {
+		int c = backing(j, now);
+		if (c) rc = c;
 	}
 	if (rc >= 0) superblock(j);
 	rp_free(&r);

@@ -6,6 +6,7 @@
  * foreign bytes.  A rewriting that can't be trusted falls back to the content before it. */
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 #include "repair.h"
 
@@ -144,9 +145,24 @@ static bool rec_sound(struct rp *r, const struct bfs_rec *e)
 	return len <= r->k->sb.region_granules && fk_extent_ok(r->k, e->x, len);
 }
 
+/* In a directory pool: the backing file instead of extents. */
+static void backing(struct rp *r, struct rslot *s)
+{
+	struct bfs_obj *o = &s->o;
+	struct stat st;
+	int rc = fk_backing_stat(r->k, ob_ino(o), &st);
+	if (rc || !S_ISREG(st.st_mode)) return rp_drop(r, s, "its backing file is gone");
+	if (o->state == BFS_ST_SEALED && o->size != (u64)st.st_size && !(o->flags & BFS_OF_UNVERIFIED)) return rp_drop(r, s, "its backing file has another size");
+	if (o->state == BFS_ST_SEALED && o->flags & BFS_OF_UNVERIFIED) MEND(size, (u64)st.st_size);
+	MEND(u.f.inl_addr, 0);
+	MEND(u.f.inl_len, 0);
+	MEND(u.f.nextents, 0);
+}
+
 static void mapping(struct rp *r, struct rslot *s)
 {
 	struct bfs_obj *o = &s->o;
+	if (fk_directory(r->k)) return backing(r, s);
 	u64 kind = BFS_T(BFS_T_EXT, rp_slot_of(r, s)), end[2] = {0}, mapped[2] = {0};
 	u32 n[2] = {0};
 	bool bad[2] = {false, false};
@@ -238,8 +254,33 @@ static u64 where(struct rp *r, const struct rslot *s, u64 g, u64 *addr)
 	return next == ~0ull ? next : next - g;
 }
 
+static bool backing_verifies(struct rp *r, struct rslot *s)
+{
+	const struct bfs_obj *o = &s->o;
+	u64 chunk = r->k->sb.chunk_bytes, want;
+	if (o->nsums != fk_up(o->size, chunk) || o->flags & BFS_OF_UNVERIFIED) return false;
+	struct reader *x = malloc(sizeof *x);
+	u8 *buf = malloc(chunk);
+	int fd = fk_backing_open(r->k, ob_ino(o));
+	bool ok = x && buf && fd >= 0;
+	if (!x || !buf) r->k->err = -ENOMEM;
+	if (x) x->have = 0;
+	for (u64 c = 0; c < o->nsums && ok; c++) {
+		u64 n = o->size - c * chunk < chunk ? o->size - c * chunk : chunk;
+		ok = sum_at(r, o, x, c, &want) && (!want || fk_backing_read(fd, c * chunk, buf, n));
+		u64 got = ok && want ? bfs_xxh(buf, n, 0) : 0;
+		ok = ok && (!want || (got ? got : 1) == want);
+		r->k->r->bytes_checked += n;
+	}
+	if (fd >= 0) close(fd);
+	free(buf);
+	free(x);
+	return ok;
+}
+
 bool rp_verifies(struct rp *r, struct rslot *s)
 {
+	if (fk_directory(r->k)) return s->o.state != BFS_ST_NEW && s->o.state != BFS_ST_ABANDONED && backing_verifies(r, s);
 	static const u8 zeros[BFS_GRANULE];
 	const struct bfs_obj *o = &s->o;
 	struct ck *k = r->k;
@@ -403,7 +444,7 @@ void rp_files(struct rp *r)
 		if (!s->used || s->drop || !S_ISREG(s->o.mode)) continue;
 		bool sums = s->o.nsums && !(s->o.flags & BFS_OF_UNVERIFIED) && (s->o.state == BFS_ST_SEALED || s->o.state == BFS_ST_DIRTY);
 		if ((s->doubt || (r->content && sums)) && !rp_verifies(r, s)) rp_drop(r, s, "its content isn't what was sealed");
-		if (s->o.state == BFS_ST_SEALED) { /* fell back: the overlay isn't counted any more */
+		if (s->o.state == BFS_ST_SEALED && !fk_directory(k)) { /* fell back: the overlay isn't counted any more */
 			u64 kind = BFS_T(BFS_T_EXT, i), mapped = s->o.u.f.inl_len;
 			u32 n = 0;
 			for (size_t j = rp_find(r, KEY(kind, 0, 0)); j < r->rec.n && r->rec.v[j].k.a == kind; j++)

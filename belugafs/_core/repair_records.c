@@ -227,6 +227,9 @@ void rp_records(struct rp *r)
 		if (!s->used || s->drop) continue;
 		ob_count(&count, o, 1);
 		if (!S_ISREG(o->mode)) continue;
+		size_t at = rp_find(r, KEY(BFS_T(BFS_T_OPEN, 0), i, 0)); /* directory pools: not settled yet */
+		bool waits = fk_directory(r->k) && o->state == BFS_ST_SEALED && o->flags & BFS_OF_UNVERIFIED && at < r->rec.n && r->rec.v[at].k.a == BFS_T(BFS_T_OPEN, 0) && r->rec.v[at].k.b == i;
+		if (waits) want(r, KEY(BFS_T(BFS_T_OPEN, 0), i, 0), ob_ino(o), o->version);
 		if (o->state == BFS_ST_NEW || o->state == BFS_ST_DIRTY) want(r, KEY(BFS_T(BFS_T_OPEN, o->owner - 1u), i, 0), ob_ino(o), o->version);
 		u64 kind = BFS_T(BFS_T_EXT, i);
 		for (size_t j = rp_find(r, KEY(kind, 0, 0)); j < r->rec.n && r->rec.v[j].k.a == kind; j++)

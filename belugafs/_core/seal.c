@@ -15,6 +15,7 @@
  * A seal names (object, generation, version): where the tree has the next version already,
  * it happened, and it isn't done twice.  Between -EAGAIN and knowing, the data is frozen. */
 #include <sys/stat.h>
+#include "backing.h"
 #include "file.h"
 
 /* ---- what is true now --------------------------------------------------------------------- */
@@ -201,7 +202,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	bool first = o->state == BFS_ST_NEW;
 	if (first && (rc = nm_publish(t, o))) return rc;
 	ob_count(t, o, -1);
-	if ((rc = merge(t, o, in, granules(size)))) return rc;
+	if ((rc = b->back ? bk_seal(t, in, o) : merge(t, o, in, granules(size)))) return rc;
 	if (in->unverified) o->flags |= BFS_OF_UNVERIFIED;
 	else o->flags &= (u8)~BFS_OF_UNVERIFIED;
 	if ((rc = set_sums(t, o, in->new_sums, in->nnew_sums))) return rc;
@@ -215,7 +216,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	if (in->lives_on || in->overwrote) o->flags &= (u8)~BFS_OF_FORMING;
 	o->flags |= BFS_OF_PUBLISHED;
 	ob_count(t, o, 1);
-	if ((rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, in->as - 1), o->slot, 0))) && rc != -ENOENT) return txn_fail(t, rc);
+	if (!in->foreign && (rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, in->as - 1), o->slot, 0))) && rc != -ENOENT) return txn_fail(t, rc);
 	set_guess(t, o, size);
 	t->root->seals++;
 	ev_admit(b, o->slot, false);
@@ -244,7 +245,7 @@ void sl_done(struct bfs *b, struct bfs_inode *in)
 	in->new_sums = NULL, in->nnew_sums = 0;
 	in->flags = in->seal_flags, in->unverified = false;
 	in->base_size = size;
-	atomic_store(&in->granules, gran);
+	if (!b->back) atomic_store(&in->granules, gran);
 	atomic_store(&in->wtime, 0);
 	in->dirty = false;
 	in->scratch = 0;
@@ -263,6 +264,7 @@ int sl_make_sums(struct bfs *b, struct bfs_inode *in, bool bad)
 	u64 size = atomic_load(&in->size), cb = b->sb.chunk_bytes, n = (size + cb - 1) / cb, last = UINT64_MAX;
 	bool was_bad = in->state == BFS_ST_DIRTY && in->flags & BFS_OF_UNVERIFIED, base = false;
 	int rc = 0;
+	if (b->back) return bk_make_sums(b, in, bad);
 	xfree(b, in->new_sums);
 	in->new_sums = NULL, in->nnew_sums = 0;
 	for (int i = 0; i < in->next_ext; i++) base |= !in->ext[i].overlay;
@@ -302,7 +304,7 @@ void sl_compact(struct bfs *b, struct bfs_inode *in)
 	int n = 0, rc = 0;
 	struct extent e;
 	struct txn *t;
-	if (in->scratch || in->state != BFS_ST_NEW || in->cls != BFS_CLS_BLOCK || in_batch(b) || end > b->sb.region_granules) return;
+	if (b->back || in->scratch || in->state != BFS_ST_NEW || in->cls != BFS_CLS_BLOCK || in_batch(b) || end > b->sb.region_granules) return;
 	for (; n < in->next_ext && at < end; n++) {
 		if (in->ext[n].file_granule != at || !in->ext[n].addr) return; /* holes stay holes */
 		at += in->ext[n].len;

@@ -1,4 +1,5 @@
 /* Closing: what a close, a last release, a killed writer and the timer make of a file. */
+#include "backing.h"
 #include "file.h"
 
 /* ---- small things ---------------------------------------------------------------------- */
@@ -123,6 +124,7 @@ static int flush(struct bfs *b, struct bfs_inode *in, bool wait)
 	}
 	if (in->killed) return sl_abandon(b, in);
 	if ((rc = unlinked(b, in, false))) return rc < 0 ? rc : 0;
+	if (b->back && (rc = bk_flush(b, in))) return rc < 0 ? rc : 0;
 	fl_flush_overlay(b, in);
 	sl_compact(b, in);
 	if ((rc = sl_settle(b, in)) || (rc = sl_make_sums(b, in, false))) return rc;
@@ -139,6 +141,7 @@ static int flush(struct bfs *b, struct bfs_inode *in, bool wait)
 		rw_clear(b, in);
 		in->frozen = false;
 		defer(b, in, false);
+		if (in->foreign) bk_set_settling(b, in, true);
 	} else if (rc == -EEXIST) {
 		/* first seal wins; the data of the second goes with its descriptors */
 		rw_clear(b, in);
@@ -163,9 +166,10 @@ int sl_abandon(struct bfs *b, struct bfs_inode *in)
 {
 	struct txn *t;
 	int rc = sl_settle(b, in);
-	u64 size = atomic_load(&in->size), end = granules(size), gone = 0;
 	in->killed = true;
 	if (rc) return in->gone || in->stale ? 0 : rc;
+	if (b->back && (rc = bk_refresh(b, in))) return rc;
+	u64 size = atomic_load(&in->size), end = granules(size), gone = 0;
 	if (in->state != BFS_ST_NEW || (rc = unlinked(b, in, false))) return rc < 0 ? rc : 0;
 	/* Rule 21: the dead process's lines are in the machine's cache.  They are brought out
 	 * before anything of its extents goes back. */
@@ -187,6 +191,8 @@ int sl_abandon(struct bfs *b, struct bfs_inode *in)
 		o->state = BFS_ST_ABANDONED;
 		o->size = size;
 		o->granules -= min64(gone, o->granules);
+		struct bk_stat s;
+		if (b->back && !bk_stat(b, in, &s)) o->granules = s.granules;
 		if (atomic_load(&in->wtime)) o->mtime_ns = atomic_load(&in->wtime);
 		ob_count(t, o, 1);
 		if ((rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, b->slot), o->slot, 0))) && rc != -ENOENT) txn_fail(t, rc);
@@ -312,9 +318,9 @@ void fl_tick(struct bfs *b)
 	if (b->o.readonly) return;
 	lk(b, &b->ilock);
 	if (atomic_load(&b->nwriting) || b->orphans_waiting)
-		for (u32 i = 0; i < b->ihash_size && n < 64; i++)
-			for (struct bfs_inode *in = b->ihash[i]; in && n < 64; in = in->next)
-				if ((in->deferred || in->orphan_wait) && !in->stale) in->opens++, in->uses++, work[n++] = in;
+		for (u32 k = 0; k < b->ihash_size && n < 64; k++)
+			for (struct bfs_inode *in = b->ihash[b->tick_at = (b->tick_at + 1) % b->ihash_size]; in && n < 64; in = in->next)
+				if ((in->deferred || in->orphan_wait || in->settling) && !in->stale) in->opens++, in->uses++, work[n++] = in;
 	if (b->nbadq && atomic_load(&b->leader)) {
 		memcpy(bad, b->badq, sizeof bad);
 		nbad = b->nbadq, b->nbadq = 0;
@@ -324,7 +330,8 @@ void fl_tick(struct bfs *b)
 		struct bfs_inode *in = work[i];
 		if (!in_lock(b, in, true)) {
 			if (in->orphan_wait) sl_free_orphan(b, in);
-			else flush(b, in, false);
+			else if (in->deferred) flush(b, in, false);
+			if (in->settling) bk_settle(b, in, 0);
 			in_unlock(b, in);
 		}
 		in_put(b, in, false);

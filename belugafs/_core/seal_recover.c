@@ -1,5 +1,6 @@
 /* What a crash left: rows, unsealed objects and orphans of a host slot become what was promised. */
 #include <stdlib.h>
+#include "backing.h"
 #include "file.h"
 
 /* Rule 21: what the dead process stored is in this machine's cache, and has to be in the pool before the extents can be
@@ -29,7 +30,8 @@ static int recover_one(struct txn *t, u32 slot, u64 ino, const struct bfs_row *r
 	struct bfs_key k = KEY(BFS_T(BFS_T_OPEN, slot), INO_SLOT(ino), 0);
 	const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
 	if (rc && rc != -ESTALE) return rc;
-	if (!o || o->owner != as || (o->state != BFS_ST_NEW && o->state != BFS_ST_DIRTY)) return bt_del(t, k);
+	bool waits = b->back && o && o->state == BFS_ST_SEALED && o->flags & BFS_OF_UNVERIFIED;
+	if (!o || (!waits && (o->owner != as || (o->state != BFS_ST_NEW && o->state != BFS_ST_DIRTY)))) return bt_del(t, k);
 	if (slot == b->slot && (rc = flush_stored(tview(t), o))) return rc;
 	if (!o->nlink) return 0; /* an orphan: freed as such */
 	if (row && (row->version != o->version || (row->state != BFS_ROW_CLOSED && row->state != BFS_ROW_DIRTY) || row->size > SIZE_MAX_BYTES)) row = NULL;
@@ -37,6 +39,10 @@ static int recover_one(struct txn *t, u32 slot, u64 ino, const struct bfs_row *r
 	if (!in) return -ENOMEM;
 	in->as = as;
 	if ((rc = in_load(tview(t), o, in))) goto out;
+	if (b->back) {
+		rc = bk_recover(t, in, o, row);
+		goto out;
+	}
 	if (slot != b->slot) {
 		for (int i = 0; i < in->next_ext; i++)
 			if (in->ext[i].addr) mm_inval(b->m, al_mem(b, in->ext[i].addr), (u64)in->ext[i].len * BFS_GRANULE);
@@ -110,6 +116,7 @@ int sl_recover_slot(struct bfs *b, u32 slot)
 				if ((rc = op_begin(b, &t))) break;
 				if ((rc = op_end(b, t, recover_one(t, slot, ino[i], row))) != -EAGAIN) break;
 			}
+			if (rc > 0) rc = bk_keep(b, ino[i]);
 		}
 	}
 	xfree(b, rows);

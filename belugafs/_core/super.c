@@ -1,5 +1,5 @@
 /* The superblock, making a pool, joining and leaving it. */
-#include "internal.h"
+#include "backing.h"
 
 #include <stddef.h>
 #include <sys/stat.h>
@@ -15,6 +15,7 @@ static u64 clamp(u64 x, u64 lo, u64 hi) { return x < lo ? lo : x > hi ? hi : x; 
 /* ---- geometry: docs/format.md, "Geometry" -------------------------------------------- */
 static void geometry(struct bfs_super *s, const struct bfs_mkfs_params *p, u64 size)
 {
+	if (p->directory) size = p->data_bytes; /* so many files fit into it */
 	s->size_bytes = size;
 	s->max_size_bytes = p->max_size_bytes > size ? p->max_size_bytes : size;
 	s->nhosts = p->nhosts ? p->nhosts : BFS_HOSTS_MAX;
@@ -35,7 +36,11 @@ static void geometry(struct bfs_super *s, const struct bfs_mkfs_params *p, u64 s
 	u64 full = s->inodes / BFS_OBJS + s->hash_buckets + s->hash_buckets / 4 + (u64)s->inodes * 5 / 2 / 66 + s->inodes / BFS_STAMPS + regions;
 	full += full / 200 + 64;
 	s->meta_pages = p->meta_pages ? p->meta_pages : (u32)(full + full * 35 / 100 + 512);
-	u64 align = p->align_bytes ? p->align_bytes : size >= 64 * MIB ? 2 * MIB : BFS_PAGE;
+	if (p->directory) { /* the smallest data range that there can be, unused */
+		s->data_off = s->meta_off + (u64)s->meta_pages * BFS_PAGE;
+		s->size_bytes = s->max_size_bytes = size = s->data_off + 16 * BFS_GRANULE;
+	}
+	u64 align = p->directory ? BFS_PAGE : p->align_bytes ? p->align_bytes : size >= 64 * MIB ? 2 * MIB : BFS_PAGE;
 	s->data_off = up(s->meta_off + (u64)s->meta_pages * BFS_PAGE, align);
 	s->data_granules = size > s->data_off ? (size - s->data_off) / BFS_GRANULE : 0;
 	u64 rg = BFS_REGION_GRANULES_MAX;
@@ -136,12 +141,24 @@ static void *make_leaf(struct maker *k, struct bfs_ptr *p, u32 height, int kind)
 	return make(k, p, kind);
 }
 
+u64 bfs_directory_bytes(const struct bfs_mkfs_params *p)
+{
+	struct bfs_super s;
+	memset(&s, 0, sizeof s);
+	geometry(&s, p, p->data_bytes);
+	const char *bad = geometry_bad(&s);
+	if (!bad && s.size_bytes < p->data_bytes) return s.size_bytes;
+	bfs_fail(NULL, -EINVAL, "a directory pool of %llu bytes with %u inodes is not possible (%s): take a larger --size or fewer --inodes", (unsigned long long)p->data_bytes, s.inodes, bad ? bad : "all of it would be metadata");
+	return 0;
+}
+
 int bfs_mkfs(struct bfs_mem *m, const struct bfs_mkfs_params *p, struct bfs_super *out)
 {
 	struct bfs_super s;
 	memset(&s, 0, sizeof s);
 	memcpy(s.magic, BFS_MAGIC, 8);
 	s.version_major = BFS_VERSION_MAJOR, s.version_minor = BFS_VERSION_MINOR;
+	if (p->directory) s.incompat = BFS_INCOMPAT_DIRECTORY;
 	memcpy(s.uuid, p->uuid, 16);
 	memcpy(s.label, p->label, 64);
 	s.incarnation = p->incarnation ? p->incarnation : m->ops->rand64(m);
@@ -150,6 +167,8 @@ int bfs_mkfs(struct bfs_mem *m, const struct bfs_mkfs_params *p, struct bfs_supe
 	s.map_bytes = p->map_bytes ? p->map_bytes : BFS_PAGE;
 	u64 size = (p->size_bytes < m->size ? p->size_bytes : m->size) / BFS_PAGE * BFS_PAGE;
 	geometry(&s, p, size);
+	if (p->directory && s.size_bytes > size) return bfs_fail(NULL, -EINVAL, "the metadata takes %llu bytes, the file has %llu", (unsigned long long)s.size_bytes, (unsigned long long)size);
+	size = s.size_bytes;
 	const char *bad = geometry_bad(&s);
 	if (bad)
 		return bfs_fail(NULL, -EINVAL, "a pool of %llu bytes with %u inodes is not possible (%s): take a larger --size or fewer --inodes", (unsigned long long)size, s.inodes, bad);
@@ -173,6 +192,7 @@ int bfs_mkfs(struct bfs_mem *m, const struct bfs_mkfs_params *p, struct bfs_supe
 	struct bfs_ptr rp;
 	struct bfs_root *r = make(&k, &rp, BFS_PK_ROOT);
 	r->time_ns = (i64)m->ops->now_ns(m);
+	r->incompat = s.incompat;
 	r->next_cookie = 16; /* below: "." and ".." of the adapters */
 	r->slot_virgin = 2, r->slots_used = 1;
 	struct bfs_objs *o = make_leaf(&k, &r->obj, rx_height(s.inodes / BFS_OBJS), BFS_PK_OBJ);
@@ -245,6 +265,7 @@ static void put_ident(struct bfs *b, u64 state)
 static void release(struct bfs *b, bool clean)
 {
 	in_detach(b);
+	bk_detach(b);
 	ev_detach(b);
 	al_detach(b);
 	ld_detach(b, clean);
@@ -283,15 +304,21 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	b->verified = xalloc(b, sb.data_granules / 8 + 1);
 	b->vtag = xalloc(b, (size_t)sb.inodes * sizeof *b->vtag);
 	b->ctag = xalloc(b, (size_t)sb.inodes * sizeof *b->ctag);
-	if (!b->verified || !b->vtag || !b->ctag || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b))) {
+	if (sb.incompat & BFS_INCOMPAT_DIRECTORY) b->o.slot = 0; /* one host: this machine, by whatever name */
+	if (!b->verified || !b->vtag || !b->ctag || (rc = bk_attach(b)) || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b))) {
+		char keep[512];
+		memcpy(keep, bfs_errmsg(), sizeof keep);
 		release(b, false);
-		return rc ? rc : -ENOMEM;
+		return rc && *keep ? bfs_fail(NULL, rc, "%s", keep) : rc ? rc : -ENOMEM;
 	}
-	bool joined = false;
+	bool joined = false, crashed = false;
 	if (!o->readonly) {
-		if (o->slot >= (int)sb.nhosts) rc = bfs_fail(b, -EINVAL, "host slot %d: the pool has %u", o->slot, sb.nhosts);
-		else if ((rc = o->slot >= 0 ? o->slot : take_slot(b)) >= 0) {
+		if (b->o.slot >= (int)sb.nhosts) rc = bfs_fail(b, -EINVAL, "host slot %d: the pool has %u", b->o.slot, sb.nhosts);
+		else if ((rc = b->o.slot >= 0 ? b->o.slot : take_slot(b)) >= 0) {
+			struct bfs_line was;
 			b->slot = (u32)rc;
+			int ok = ld_line(b, b->slot, BFS_L_IDENT, &was);
+			crashed = ok < 0 || (ok > 0 && was.w[4] == BFS_MNT_LIVE);
 			b->incarnation = m->ops->rand64(m) | 1;
 			put_ident(b, BFS_MNT_LIVE);
 			rc = 0, joined = true;
@@ -303,6 +330,7 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!rc && !o->readonly && !atomic_load(&b->leader) && (rc = sl_pending(b)) > 0)
 		for (int i = 0; i < 8 && (rc = bfs_claim(b)) == -EBUSY; i++) m->ops->pause(m, b->o.suspect_ns / 4 + m->ops->rand64(m) % b->o.suspect_ns);
 	if (!rc && atomic_load(&b->leader)) rc = sl_recover(b);
+	if (!rc && b->back && crashed && atomic_load(&b->leader) && (rc = bk_sweep(b)) > 0) rc = 0;
 	if (!rc && !o->readonly) rc = bfs_apply_scan(b);
 	if (rc) {
 		char keep[512];
@@ -355,6 +383,12 @@ int bfs_statfs(struct bfs *b, struct bfs_stat *s)
 	s->term = r.s.term, s->txn = r.s.txn;
 	s->leader_slot = r.s.term % b->sb.nhosts;
 	rd_end(&r);
+	if (b->back) {
+		u64 total, empty;
+		if ((rc = bk_space(b, &total, &empty))) return rc;
+		s->data_granules = total, s->used_granules = total - empty, s->largest_free_granules = empty;
+		s->backing_lost = b->back->lost, s->backing_swept = b->back->swept;
+	}
 	s->slot = b->slot;
 	s->is_leader = atomic_load(&b->leader);
 	s->seal_deferred = b->seal_deferred, s->corrupt = b->corrupt, s->hits = b->hits, s->misses = b->misses, s->reaped_dirs = b->reaped;

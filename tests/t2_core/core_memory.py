@@ -1,8 +1,11 @@
-"""A pool in a memfd for tests of the core, joined and left as the test wants."""
+"""A pool for tests of the core, joined and left as the test wants: a flat one in a memfd, or a
+directory pool in a tmpfs of its own."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from typing import Any
 
 import pytest
@@ -10,6 +13,29 @@ import pytest
 native = pytest.importorskip("belugafs._native", reason="the C core isn't built (make build)")
 
 SIZE_BYTES = 24 << 20
+
+
+KINDS = ["flat", "directory"]
+
+
+def directory_pool(size_bytes: int, **mkfs: Any) -> tuple[int, int, int]:
+    """An empty directory pool in a tmpfs that has no name: descriptors of its metadata and of its
+    backing files, and how long the metadata is. It goes with the last descriptor."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount the tmpfs of a directory pool")
+    meta_bytes = native.directory_bytes(size_bytes, inodes=mkfs.get("inodes", 0))
+    with tempfile.TemporaryDirectory(prefix="belugafs-test-") as path:
+        options = f"size={size_bytes},huge=within_size,nr_inodes=0,mode=0700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "belugafs-test", path], check=True)
+        try:
+            os.mkdir(f"{path}/data", 0o700)
+            fd = os.open(f"{path}/meta", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            data_fd = os.open(f"{path}/data", os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            subprocess.run(["umount", "-l", path], check=True)
+    os.posix_fallocate(fd, 0, meta_bytes)
+    native.mkfs(fd, meta_bytes, uuid=bytes(16), hosts=1, directory_bytes=size_bytes, **mkfs)
+    return fd, data_fd, meta_bytes
 
 
 class Memory:
@@ -22,18 +48,32 @@ class Memory:
         size_bytes: int = SIZE_BYTES,
         inodes: int = 2048,
         attach: dict[str, Any] | None = None,
+        kind: str = "flat",
         **mkfs: Any,
     ) -> None:
-        self.size_bytes = size_bytes
+        self.kind = kind
         self.attach = attach or {}
-        self.fd = os.memfd_create("belugafs-test")
-        os.ftruncate(self.fd, size_bytes)
-        native.mkfs(self.fd, size_bytes, uuid=bytes(16), inodes=inodes, hosts=2, **mkfs)
+        self.data_fd = -1
+        self.size_bytes = size_bytes
+        """Of the mapping: of a directory pool the metadata."""
+        if kind == "directory":
+            self.fd, self.data_fd, self.size_bytes = directory_pool(
+                size_bytes, inodes=inodes, **mkfs
+            )
+        else:
+            self.fd = os.memfd_create("belugafs-test")
+            os.ftruncate(self.fd, size_bytes)
+            native.mkfs(self.fd, size_bytes, uuid=bytes(16), inodes=inodes, hosts=2, **mkfs)
         self.pool = self.join()
 
     def join(self) -> Any:
         return native.Pool(
-            self.fd, self.size_bytes, host_uuid=b"h" * 16, boot_id=b"b" * 16, **self.attach
+            self.fd,
+            self.size_bytes,
+            host_uuid=b"h" * 16,
+            boot_id=b"b" * 16,
+            data_fd=self.data_fd,
+            **self.attach,
         )
 
     def rejoin(self, clean: bool = True) -> None:
@@ -49,6 +89,7 @@ class Memory:
             self.size_bytes,
             True,
             lambda level, code, text: found.append(f"{code}: {text}") if level else None,
+            data_fd=self.data_fd,
         )
         assert not found and not result["problems"], found
         return result
@@ -59,6 +100,13 @@ class Memory:
             self.pool.close()
         self.fsck()
         os.close(self.fd)
+        if self.data_fd >= 0:
+            os.close(self.data_fd)
+
+    def backing(self, ino: int) -> str:
+        """Where the backing file of an object lies, for damage behind the core's back."""
+        slot, generation = ino & 0xFFFFFFFF, ino >> 32
+        return f"/proc/self/fd/{self.data_fd}/{slot % 256:02x}/{slot:08x}.{generation:08x}"
 
     # ---- short cuts ---------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import Memory
+from core_memory import KINDS, Memory
 from core_memory import native as _native
 from reference import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, Node, Reference, Refused
 
@@ -191,9 +191,11 @@ class Twin:
 
 
 class CoreAgainstModel(RuleBasedStateMachine):
+    kind = "flat"
+
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Memory()
+        self.memory = Memory(kind=self.kind)
         self.twin = Twin(self.memory.pool, _native.ROOT_INO)
 
     def teardown(self) -> None:
@@ -315,10 +317,21 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self.memory.pool.tick()
 
 
-CoreAgainstModel.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class CoreAgainstModelOfDirectory(CoreAgainstModel):
+    """The same in a directory pool."""
+
+    kind = "directory"
+
+
+CoreAgainstModel.TestCase.settings = SETTINGS
+CoreAgainstModelOfDirectory.TestCase.settings = SETTINGS
 test_core_against_model = CoreAgainstModel.TestCase
+test_core_against_model_in_a_directory_pool = CoreAgainstModelOfDirectory.TestCase
 
 
 def run_thread(memory: Memory, top: int, seed: int, steps: int) -> Iterator[None]:
@@ -379,11 +392,12 @@ def run_thread(memory: Memory, top: int, seed: int, steps: int) -> Iterator[None
     twin.compare()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_eight_threads_each_against_its_model(seed: int) -> None:
+def test_eight_threads_each_against_its_model(seed: int, kind: str) -> None:
     """Eight threads below a directory each, with look-ups of a shared one and a timer thread;
     afterwards each finds what its model has, and fsck finds nothing."""
-    memory = Memory()
+    memory = Memory(kind=kind)
     shared = memory.pool.mkdir(_native.ROOT_INO, "shared").ino
     failures: list[BaseException] = []
     stop = threading.Event()

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import Memory, native
+from core_memory import KINDS, Memory, native
 
 ROOT = native.ROOT_INO
 EVERYTHING = 1 << 40
 PIN = "user.beluga.pin"
 
 
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    memory = Memory()
+@pytest.fixture(params=KINDS)
+def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
+    memory = Memory(kind=request.param)
     yield memory
     memory.close()
 
@@ -199,8 +199,9 @@ def test_native_blocks_are_pinned_with_their_namespace(memory: Memory) -> None:
     assert present() == [8, 0, 0]
 
 
-def test_a_full_pool_of_pinned_blocks_is_enospc_and_unpinning_helps() -> None:
-    memory = Memory(size_bytes=16 << 20)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_pool_of_pinned_blocks_is_enospc_and_unpinning_helps(kind: str) -> None:
+    memory = Memory(size_bytes=16 << 20, kind=kind)
     pool = memory.pool
     d = pool.mkdir(ROOT, "d").ino
     pool.setxattr(d, PIN, b"hard")
@@ -252,9 +253,10 @@ def ordinary(memory: Memory, name: str) -> int:
     return ino
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("evict", ["lru", "all"])
-def test_ordinary_files_go_with_evict_all_only(evict: str) -> None:
-    memory = Memory(attach={"evict": evict})
+def test_ordinary_files_go_with_evict_all_only(evict: str, kind: str) -> None:
+    memory = Memory(attach={"evict": evict}, kind=kind)
     pool = memory.pool
     old = ordinary(memory, "old")
     memory.put(ROOT, "block", 4096)
@@ -294,8 +296,9 @@ def test_evict_all_honours_the_pin_of_every_name(memory: Memory) -> None:
     assert memory.names(pinned) == memory.names(other) == {"a", "b"}
 
 
-def test_evict_none_keeps_everything() -> None:
-    memory = Memory(size_bytes=16 << 20, attach={"evict": "none"})
+@pytest.mark.parametrize("kind", KINDS)
+def test_evict_none_keeps_everything(kind: str) -> None:
+    memory = Memory(size_bytes=16 << 20, attach={"evict": "none"}, kind=kind)
     with pytest.raises(OSError) as caught:
         for i in range(10_000):
             memory.put(ROOT, f"f{i}", 256 << 10)

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import Memory, native
+from core_memory import KINDS, Memory, native
 
 ROOT = native.ROOT_INO
 EVERYTHING = 1 << 40
 AFTER_S = 1
 
 
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    memory = Memory(inodes=256, attach={"reap_after_s": AFTER_S})
+@pytest.fixture(params=KINDS)
+def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
+    memory = Memory(kind=request.param, inodes=256, attach={"reap_after_s": AFTER_S})
     yield memory
     memory.close()
 

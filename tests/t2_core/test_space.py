@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import Memory, native
+from core_memory import KINDS, Memory, native
 from reference import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE
 
 ROOT = native.ROOT_INO
@@ -64,9 +64,11 @@ class Tree:
 
 
 class Space(RuleBasedStateMachine):
+    kind = "flat"
+
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Memory(size_bytes=12 << 20, inodes=128, region_granules=64)
+        self.memory = Memory(size_bytes=12 << 20, inodes=128, region_granules=64, kind=self.kind)
         self.pool = self.memory.pool
         self.ns = self.pool.ns_create("blocks")
         self.handles: dict[int, int] = {}  # handle: inode
@@ -282,16 +284,28 @@ class Space(RuleBasedStateMachine):
         )
 
 
-Space.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class SpaceOfDirectory(Space):
+    """The same in a directory pool."""
+
+    kind = "directory"
+
+
+Space.TestCase.settings = SETTINGS
+SpaceOfDirectory.TestCase.settings = SETTINGS
 test_df_du_and_fsck_agree = Space.TestCase
+test_df_du_and_fsck_agree_in_a_directory_pool = SpaceOfDirectory.TestCase
 
 
-def test_all_space_comes_back() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_space_comes_back(kind: str) -> None:
     """Whatever was done: with everything removed and closed, a pool is as empty as a new one,
     before and after a remount."""
-    memory = Memory()
+    memory = Memory(kind=kind)
     pool = memory.pool
     fresh = pool.statfs()
     d = pool.mkdir(ROOT, "d").ino
@@ -320,10 +334,11 @@ def test_all_space_comes_back() -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["write", "reserve", "truncate"])
-def test_enospc_leaves_everything_as_it_was(how: str) -> None:
+def test_enospc_leaves_everything_as_it_was(how: str, kind: str) -> None:
     """What doesn't fit is refused; what the file had is there, and can be written again."""
-    memory = Memory(attach={"evict": "none"})
+    memory = Memory(attach={"evict": "none"}, kind=kind)
     pool = memory.pool
     ino = memory.put(ROOT, "f", 100_000)
     with pytest.raises(OSError) as caught:

@@ -6,16 +6,20 @@ pool locked while it is mounted nowhere waits a little before giving up.
 
 import contextlib
 import errno
+import os
+import resource
 import time
 from typing import Any, Literal
 
 from belugafs import _native, hostid, mounts
+from belugafs._pool import directory
 from belugafs.exits import Exit
 from belugafs.options import MountOptions
 from belugafs.pool import Lock, OpenPool, PoolError, PoolInUse, open_pool, require_pool
 
 LOCK_WAIT_S = 6.0
 _LOCK_POLL_S = 0.05
+_FILES = 1 << 20
 
 
 def open_checked(
@@ -65,6 +69,8 @@ def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _na
 
     wait_s is for a lead that somebody else is claiming at this moment.
     """
+    if opened.data_fd >= 0:
+        _allow_many_files()
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -80,11 +86,27 @@ def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _na
                 publish_close=options.publish == "close",
                 high_permille=options.high_permille,
                 low_permille=options.low_permille,
+                data_fd=opened.data_fd,
             )
         except _native.CoreError as error:
             if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() >= deadline:
                 raise PoolError(f"{opened.path}: {error.strerror}", _exit_of(error)) from error
             time.sleep(_LOCK_POLL_S)
+
+
+def revive(path: str) -> str | None:
+    """Make a directory pool whose memory is gone (a reboot) again, empty: what to tell the user.
+    None where there is nothing to do. Raises PoolError."""
+    return directory.revive(path, _native)
+
+
+def _allow_many_files() -> None:
+    """Each open file of a directory pool takes a descriptor or two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0:
+        hard = max(hard, _FILES)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from typing import Any
 import trio
 
 from belugafs import _native, hostid, mounts
-from belugafs.attach import attach, open_checked
+from belugafs.attach import attach, open_checked, revive
 from belugafs.control import ControlDirectory
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
@@ -83,6 +83,9 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
     allow_other = _allow_other(options, report)
     transport = choose(options.transport)
     report.stage("opening the pool")
+    if not options.readonly and (text := revive(pool_path)):
+        report.note(text)
+        log.warning("%s", text)
     opened, super_ = open_checked(
         pool_path, readonly=options.readonly, lock="shared" if options.readonly else "exclusive"
     )
@@ -388,7 +391,7 @@ def _config(
         "pool": os.path.realpath(opened.path),
         "uuid": uuid,
         "kind": opened.info.kind,
-        "size_bytes": opened.info.size_bytes,
+        "size_bytes": opened.info.capacity_bytes or opened.info.size_bytes,
         "mount_point": mount_point,
         "transport": transport.name,
         "transport_reason": transport.reason,

@@ -11,7 +11,7 @@ from belugafs.command import Command, bytes_bar, json_option, say, size_value
 from belugafs.control_client import Daemon
 from belugafs.exits import Exit
 from belugafs.options import MountOptions
-from belugafs.pool import PoolError, Progress
+from belugafs.pool import PoolError, Progress, is_directory_pool
 from belugafs.units import SIZE_MAX_BYTES, format_size
 
 Report = dict[str, Any]
@@ -106,7 +106,7 @@ def evict(where: str, size_bytes: int | None, percent: float | None, progress: P
             evictable = daemon.evictable_bytes()
         pool_path, stats = mount.source, status.report(where)["stats"]
     else:
-        if os.path.isdir(where):
+        if os.path.isdir(where) and not is_directory_pool(where):
             raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
         pool_path = os.path.realpath(where)
         opened, _ = attach.open_checked(where, readonly=False, lock="exclusive")

@@ -165,6 +165,7 @@ def check(
                 gone=sum(1 << slot for slot in set(gone)),
                 ask=ask,
                 progress=progress,
+                data_fd=opened.data_fd,
             )
         except _native.CoreError as error:
             code = Exit.IN_USE if error.errno == errno.EBUSY else Exit.IO_ERROR

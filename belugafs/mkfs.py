@@ -9,13 +9,13 @@ from dataclasses import asdict
 
 import click
 
-from belugafs._pool.make import (
+from belugafs._pool.make import make_pool
+from belugafs._pool.request import (
     HOSTS_MAX,
     INODES_MAX,
     LABEL_BYTES_MAX,
     Request,
     Summary,
-    make_pool,
 )
 from belugafs.command import (
     HELP_OPTIONS,
@@ -36,6 +36,7 @@ _EXAMPLES = [
     ("mkfs.belugafs --size 8G /dev/shm/beluga.pool", "8 GiB of this machine's memory"),
     ("mkfs.belugafs /dev/dax0.0", "all of a CXL memory device"),
     ("mkfs.belugafs --size 8G /mnt/huge/pool", "in a mounted hugetlbfs"),
+    ("mkfs.belugafs --size 8G --numa 1 /var/beluga", "an empty directory: zero copy, one host"),
     ("mount -t belugafs /dev/shm/beluga.pool /mnt/beluga", "then use it"),
 ]
 
@@ -44,6 +45,7 @@ _KIND_NAMES = {
     "tmpfs": "file in memory (tmpfs)",
     "hugetlbfs": "file in huge pages (hugetlbfs)",
     "devdax": "DAX device",
+    "directory": "directory (tmpfs), one file for each block",
 }
 
 
@@ -108,6 +110,13 @@ def _label(ctx: click.Context, param: click.Parameter, value: str) -> bytes:
 )
 @click.option("-L", "--label", default="", callback=_label, help="A name of your choice.")
 @click.option(
+    "--numa",
+    type=click.IntRange(0),
+    metavar="NODE",
+    help="Take the memory of a pool that is a directory from this NUMA node, such as one of CXL "
+    "memory.",
+)
+@click.option(
     "--sparse",
     is_flag=True,
     help="Don't take the memory now. Quick, but first writes are slow, and fail if the memory "
@@ -130,6 +139,7 @@ def main(
     inodes: int | None,
     hosts: int,
     label: bytes,
+    numa: int | None,
     sparse: bool,
     force: int,
     quiet: bool,
@@ -141,9 +151,13 @@ def main(
     hugetlbfs, or a DAX device such as /dev/dax0.0. All of its memory is taken at once, so that
     it cannot run out later. A file gets mode 0600.
 
+    Or POOL is an empty directory: a tmpfs of its own is mounted there (as root), with one file for
+    each block, which programs that map files of the mount can have without a copy. It is one
+    host's, and takes its memory as blocks come. After a reboot mounting it makes it again, empty.
+
     Nothing is overwritten unless --force is given.
     """
-    request = Request(pool, size, max_size, inodes or 0, hosts, label, sparse, force)
+    request = Request(pool, size, max_size, inodes or 0, hosts, label, sparse, force, numa)
     summary: Summary | None = None
     try:
         with terminable(), bytes_bar("taking memory", shown=not quiet and not as_json) as progress:

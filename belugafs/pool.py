@@ -1,7 +1,9 @@
-"""Flat pools: the one file or device that a belugafs lives in.
+"""Pools: the one file or device that a belugafs lives in, or a directory.
 
-Four kinds: a regular file, a tmpfs file, a hugetlbfs file, a DAX character device
-(``/dev/daxX.Y``, which is how CXL memory shows up). This module finds out what a path is, opens
+Flat ones are of four kinds: a regular file, a tmpfs file, a hugetlbfs file, a DAX character device
+(``/dev/daxX.Y``, which is how CXL memory shows up). A directory pool is a tmpfs of its own
+(:mod:`belugafs._pool.directory`): what is opened, locked and mapped of it is its metadata, and the
+directory of backing files is opened beside it. This module finds out what a path is, opens
 and locks it, says what lies there, and gives a new pool its memory. It knows nothing of the
 format behind the magic number, and it doesn't map pools: the C core does that from the
 descriptor.
@@ -23,7 +25,7 @@ import stat
 from types import TracebackType
 from typing import Literal, Self
 
-from belugafs._pool import host, kinds
+from belugafs._pool import directory, host, kinds
 from belugafs._pool.alloc import Allocation, Progress, allocate_and_populate, free_space
 from belugafs._pool.base import (
     GRANULE_BYTES,
@@ -33,6 +35,7 @@ from belugafs._pool.base import (
     PoolInfo,
     PoolInUse,
     map_range,
+    mapped_path,
     read_range,
     zero_range,
 )
@@ -57,6 +60,7 @@ __all__ = [
     "Progress",
     "allocate_and_populate",
     "inspect_pool",
+    "is_directory_pool",
     "lock_pool",
     "map_range",
     "open_pool",
@@ -67,6 +71,8 @@ __all__ = [
     "users_of",
     "zero_range",
 ]
+
+is_directory_pool = directory.is_pool
 
 Lock = Literal["shared", "exclusive"] | None
 
@@ -113,11 +119,13 @@ def plan_new_pool(path: str, size_bytes: int) -> PoolInfo:
 
 
 class OpenPool:
-    """An open and locked pool; a context manager. ``fd`` is to be mapped, not read."""
+    """An open and locked pool; a context manager. ``fd`` is to be mapped, not read; ``data_fd``
+    is the directory of backing files of a directory pool, else -1."""
 
-    def __init__(self, fd: int, info: PoolInfo) -> None:
+    def __init__(self, fd: int, info: PoolInfo, data_fd: int = -1) -> None:
         self.fd = fd
         self.info = info
+        self.data_fd = data_fd
 
     @property
     def path(self) -> str:
@@ -128,6 +136,9 @@ class OpenPool:
         """Close, and so unlock unless a mapping's owner kept a descriptor. Safe to repeat."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
+            os.close(fd)
+        if self.data_fd >= 0:
+            fd, self.data_fd = self.data_fd, -1
             os.close(fd)
 
     def __enter__(self) -> Self:
@@ -156,17 +167,38 @@ def open_pool(
     names the processes that hold it.
     """
     fd, info = _open_inspected(path, readonly=readonly, check_space=check_space)
+    data_fd = -1
     try:
         if lock is not None:
             lock_pool(fd, info, lock)
             # Before the lock was ours, a mkfs may have given the file another length.
-            info = kinds.classify_path(path, fd)
+            if info.kind != "directory":
+                info = kinds.classify_path(path, fd)
         if kinds.file_status(fd).st_nlink == 0:
             raise PoolError(f"{path} was removed while it was being opened", Exit.NOT_FOUND)
+        if info.kind == "directory":
+            data_fd = _open_data(path, fd)
     except BaseException:
         os.close(fd)
         raise
-    return OpenPool(fd, info)
+    return OpenPool(fd, info, data_fd)
+
+
+def _open_data(path: str, fd: int) -> int:
+    """The directory of backing files, beside the metadata that is open."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        data_fd = os.open(os.path.join(path, directory.DATA), flags)
+    except OSError as error:
+        raise PoolError(
+            f"{path} has no directory {directory.DATA} with the content of its files "
+            f"({error.strerror}); make it anew: mkfs.belugafs --force {path}",
+            Exit.FOREIGN,
+        ) from error
+    if os.fstat(data_fd).st_dev != os.fstat(fd).st_dev:
+        os.close(data_fd)
+        raise PoolError(f"{path} was made anew while it was being opened", Exit.IN_USE)
+    return data_fd
 
 
 def lock_pool(fd: int, info: PoolInfo, lock: Literal["shared", "exclusive"]) -> None:
@@ -175,7 +207,7 @@ def lock_pool(fd: int, info: PoolInfo, lock: Literal["shared", "exclusive"]) -> 
     try:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except BlockingIOError:
-        name = os.path.basename(os.path.realpath(info.path))
+        name = os.path.basename(os.path.realpath(mapped_path(info)))
         raise _in_use(info, host.lock_holders(os.fstat(fd), name)) from None
     except OSError as error:
         raise PoolError(
@@ -188,7 +220,7 @@ def lock_pool(fd: int, info: PoolInfo, lock: Literal["shared", "exclusive"]) -> 
 def users_of(fd: int, info: PoolInfo) -> tuple[Holder, ...]:
     """Other processes that have the pool open or mapped, with or without a lock, as far as this
     user may see them: an engine outlives its daemon, a virtual machine takes no lock."""
-    return host.users(kinds.file_status(fd), os.path.basename(os.path.realpath(info.path)))
+    return host.users(kinds.file_status(fd), os.path.basename(os.path.realpath(mapped_path(info))))
 
 
 def _in_use(info: PoolInfo, holders: tuple[Holder, ...]) -> PoolInUse:
@@ -243,7 +275,8 @@ def _open_path(path: str, what: str = "") -> int:
 def _reopen(path: str, path_fd: int, info: PoolInfo, *, readonly: bool) -> int:
     flags = (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC
     try:
-        return os.open(f"/proc/self/fd/{path_fd}", flags)
+        below = f"/{directory.META}" if info.kind == "directory" else ""
+        return os.open(f"/proc/self/fd/{path_fd}{below}", flags)
     except OSError as error:
         access = "read" if readonly else "read and write"
         if error.errno == errno.EROFS:

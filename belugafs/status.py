@@ -11,7 +11,7 @@ from belugafs._native import GRANULE_BYTES
 from belugafs._pool.host import Mount
 from belugafs.control import COMMAND_NAME, DIRECTORY_NAME, parse_pairs
 from belugafs.exits import Exit
-from belugafs.pool import PoolError
+from belugafs.pool import PoolError, is_directory_pool
 from belugafs.units import format_size
 
 ALL_SLOTS = (1 << 32) - 1
@@ -61,7 +61,7 @@ def report(where: str) -> Report:
     mount = mounts.mount_of(where)
     if mount is not None:
         return _of_mount(mount)
-    if os.path.isdir(where):
+    if os.path.isdir(where) and not is_directory_pool(where):
         raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
     with attach.attached_readonly(where) as (pool, super_):
         numbers = pool.statfs()

@@ -31,6 +31,9 @@ MIB = 1 << 20
 POOL_BYTES = 64 * MIB
 _COMMAND_LIMIT_S = 20
 
+POOL_KIND = os.environ.get("BELUGAFS_TEST_POOL_KIND", "file")
+"""Of all pools whose test doesn't need a certain one: ``file`` or ``directory`` (as root)."""
+
 TRANSPORT = os.environ.get("BELUGAFS_TEST_TRANSPORT", "")
 """Of all mounts whose test doesn't choose one; empty: the one that users get."""
 
@@ -56,12 +59,31 @@ def pool_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def make_pool(native: Any, pool_dir: Path) -> Iterator[Callable[..., Path]]:
-    """``make_pool(size, **mkfs)``: a new pool file. All are checked after the test."""
+def pool_kind(request: pytest.FixtureRequest) -> str:
+    """Of the pools of this test: ``file`` or ``directory``. A test may say which by
+    ``@pytest.mark.parametrize``; one that looks into the file, by ``@pytest.mark.flat_pool``."""
+    return "file" if request.node.get_closest_marker("flat_pool") else POOL_KIND
+
+
+def _make_directory_pool(native: Any, path: Path, size_bytes: int, inodes: int) -> None:
+    from belugafs._pool import directory
+
+    path.mkdir()
+    conf = directory.mount_tmpfs(str(path), directory.Conf(size_bytes, inodes))
+    directory.fill(str(path), conf, native, uuid.uuid4())
+
+
+@pytest.fixture
+def make_pool(native: Any, pool_dir: Path, pool_kind: str) -> Iterator[Callable[..., Path]]:
+    """``make_pool(size, **mkfs)``: a new pool. All are checked after the test."""
     made: list[Path] = []
 
     def make(size_bytes: int = POOL_BYTES, **mkfs: Any) -> Path:
         path = pool_dir / f"pool{len(made)}"
+        if pool_kind == "directory":
+            made.append(path)
+            _make_directory_pool(native, path, size_bytes, mkfs.get("inodes", 0))
+            return path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, size_bytes)
@@ -72,9 +94,14 @@ def make_pool(native: Any, pool_dir: Path) -> Iterator[Callable[..., Path]]:
         return path
 
     yield make
-    for path in made:
-        if path.exists():
-            assert_clean(native, path)
+    try:
+        for path in made:
+            if (path / "meta" if path.is_dir() else path).exists():
+                assert_clean(native, path)
+    finally:
+        for path in made:
+            while _is_mounted(path):
+                subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @pytest.fixture
@@ -90,11 +117,8 @@ def attach(native: Any) -> Iterator[Callable[..., Any]]:
 
     def attach(path: Path, **options: Any) -> Any:
         options = {"host_uuid": b"h" * 16, "boot_id": b"b" * 16, **options}
-        fd = os.open(path, os.O_RDONLY if options.get("readonly") else os.O_RDWR)
-        try:
-            pools.append(native.Pool(fd, os.fstat(fd).st_size, **options))
-        finally:
-            os.close(fd)
+        with _opened(path, os.O_RDONLY if options.get("readonly") else os.O_RDWR) as (fd, data_fd):
+            pools.append(native.Pool(fd, os.fstat(fd).st_size, data_fd=data_fd, **options))
         return pools[-1]
 
     yield attach
@@ -108,6 +132,22 @@ def core_pool(attach: Callable[..., Any], pool_file: Path) -> Any:
     return attach(pool_file)
 
 
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[tuple[int, int]]:
+    """Descriptors of what is mapped, and of the directory of backing files, or -1."""
+    directory = path.is_dir()
+    fd = os.open(path / "meta" if directory else path, flags)
+    try:
+        data_fd = os.open(path / "data", os.O_RDONLY) if directory else -1
+        try:
+            yield fd, data_fd
+        finally:
+            if data_fd >= 0:
+                os.close(data_fd)
+    finally:
+        os.close(fd)
+
+
 def assert_clean(native: Any, path: Path) -> None:
     """fsck, twice: checking must not change what the next check finds."""
     for run in ("first", "second"):
@@ -117,11 +157,8 @@ def assert_clean(native: Any, path: Path) -> None:
             if severity:
                 into.append(f"{code}: {text}")
 
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            counts = native.fsck(fd, os.fstat(fd).st_size, True, report)
-        finally:
-            os.close(fd)
+        with _opened(path, os.O_RDONLY) as (fd, data_fd):
+            counts = native.fsck(fd, os.fstat(fd).st_size, True, report, data_fd=data_fd)
         assert counts["problems"] == 0 and not problems, f"{run} fsck: {problems or counts}"
 
 

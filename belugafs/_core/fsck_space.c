@@ -206,7 +206,11 @@ bool fk_sum_at(struct ck *k, struct fk_sums *s, u64 chunk, u64 *out)
 		u32 level = rx_height(fk_up(s->o.nsums, BFS_SUMS));
 		s->have = 0;
 		for (;; level--) {
-			if (!p.page || p.page >= k->sb.meta_pages || !fk_rd(k, fk_page_off(k, p.page), s->buf, BFS_PAGE)) return false;
+			if (!p.page) { /* nothing but holes */
+				memset(s->buf, 0, sizeof s->buf);
+				break;
+			}
+			if (p.page >= k->sb.meta_pages || !fk_rd(k, fk_page_off(k, p.page), s->buf, BFS_PAGE)) return false;
 			if (!level) break;
 			u64 step = 1;
 			for (u32 l = 1; l < level; l++) step *= BFS_RADIX_FAN;

@@ -14,7 +14,7 @@ from typing import Literal
 from belugafs.exits import Exit
 from belugafs.units import KIB, MIB
 
-Kind = Literal["file", "tmpfs", "hugetlbfs", "devdax"]
+Kind = Literal["file", "tmpfs", "hugetlbfs", "devdax", "directory"]
 
 GRANULE_BYTES = 4 * KIB
 DAX_PAGE_BYTES = 2 * MIB
@@ -71,8 +71,15 @@ class PoolInfo:
     mount_point: str = ""
     huge: str | None = None
     """The ``huge=`` option of the tmpfs; None where there is no such option."""
+    capacity_bytes: int = 0
+    """Of a directory pool: of its tmpfs; size_bytes is that of the metadata."""
     notes: tuple[str, ...] = ()
     """What is worse here than it could be, one sentence each."""
+
+
+def mapped_path(info: PoolInfo) -> str:
+    """The file or device of a pool that is opened, locked and mapped."""
+    return os.path.join(info.path, "meta") if info.kind == "directory" else info.path
 
 
 def round_down(value: int, step: int) -> int:

@@ -109,6 +109,16 @@ def dax_device(rdev: int) -> DaxDevice | None:
     )
 
 
+def nodes() -> list[int]:
+    """NUMA nodes that have memory."""
+    found: list[int] = []
+    for part in _read_text(SYSFS_ROOT / "devices/system/node/has_memory").strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
 # ---- memory -----------------------------------------------------------------------------------
 
 

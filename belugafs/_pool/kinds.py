@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from belugafs._pool import host
+from belugafs._pool import directory, host
 from belugafs._pool.base import (
     DAX_PAGE_BYTES,
     GRANULE_BYTES,
@@ -42,11 +42,7 @@ def classify_path(path: str, path_fd: int) -> PoolInfo:
     if stat.S_ISBLK(mode):
         raise _block_device(path)
     if stat.S_ISDIR(mode):
-        raise PoolError(
-            f"{path} is a directory; pools that are a directory come with a later version. "
-            f"For now name a file in it: mkfs.belugafs --size 8G {os.path.join(path, 'pool')}",
-            Exit.IS_DIRECTORY,
-        )
+        return directory.describe(path, path_fd)
     kind = "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "special file"
     raise PoolError(
         f"{path} is a {kind}; a pool is a file or a DAX device (/dev/daxX.Y)", Exit.NOT_A_POOL_TYPE

@@ -15,9 +15,10 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from belugafs._pool.make_directory import make_directory_pool
+from belugafs._pool.request import Request, Summary
 from belugafs.exits import Exit
 from belugafs.pool import (
     BELUGAFS,
@@ -40,48 +41,8 @@ from belugafs.pool import (
 )
 from belugafs.units import format_size
 
-# Limits of the format; the C core checks them again.
-HOSTS_MAX = 16
-LABEL_BYTES_MAX = 64
-INODES_MAX = 2**32 - 1
-
 # Both superblocks: without them nothing takes a pool for one.
 _SUPERBLOCKS_BYTES = 8192
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asked for. Sizes in bytes; 0 inodes means the default."""
-
-    path: str
-    size_bytes: int | None = None
-    max_size_bytes: int | None = None
-    inodes: int = 0
-    hosts: int = HOSTS_MAX
-    label: bytes = b""
-    sparse: bool = False
-    force: int = 0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What was made; also the output of ``--json``."""
-
-    path: str
-    kind: str
-    uuid: str
-    label: str
-    size_bytes: int
-    max_size_bytes: int
-    data_bytes: int
-    meta_bytes: int
-    inodes: int
-    hosts: int
-    sparse: bool
-    huge_pages: str
-    numa_node: int | None
-    notes: tuple[str, ...]
-    next_command: str
 
 
 def make_pool(
@@ -95,6 +56,14 @@ def make_pool(
     ``progress`` is called with bytes done and in all, ``warn`` with each sentence that must be
     seen before the work goes on.
     """
+    if os.path.isdir(request.path):
+        return make_directory_pool(request, _native(), warn)
+    if request.numa_node is not None:
+        raise PoolError(
+            "--numa is for a pool that is a directory; a file is where its filesystem puts it, a "
+            "DAX device where it is",
+            Exit.USAGE,
+        )
     try:
         pool = _open_existing(request, warn)
     except PoolError as error:

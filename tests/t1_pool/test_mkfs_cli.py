@@ -302,7 +302,7 @@ def test_each_problem_has_its_own_code_and_leaves_nothing(
     ]
     assert codes == [
         Exit.NOT_FOUND,
-        Exit.IS_DIRECTORY,
+        Exit.FOREIGN,  # a directory that isn't empty
         Exit.NOT_A_POOL_TYPE,
         Exit.OTHER_DEVICE,
         Exit.NOT_FOUND,

@@ -207,7 +207,7 @@ def test_other_types_have_their_own_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
         messages = {
-            refused(tmp_path, Exit.IS_DIRECTORY, "later version", str(tmp_path / "pool")),
+            refused(tmp_path, Exit.IS_DIRECTORY, "no pool", str(tmp_path / "pool")),
             refused(tmp_path / "fifo", Exit.NOT_A_POOL_TYPE, "FIFO"),
             refused(tmp_path / "socket", Exit.NOT_A_POOL_TYPE, "socket"),
             refused("/dev/null", Exit.OTHER_DEVICE, "not a DAX device"),

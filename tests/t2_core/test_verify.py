@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.parametrize("pool_kind", ["file", "directory"])
+
 CHUNK_BYTES = 256 * 1024
 GRANULE_BYTES = 4096
 
@@ -25,16 +27,24 @@ def _put(pool: Any, name: str, data: bytes, flags: int = os.O_WRONLY) -> int:
 
 def _flip(pool: Any, path: Path, ino: int, offset: int) -> None:
     """Damage one byte of a file behind the core's back; again: the former state."""
+    if path.is_dir():
+        slot, generation = ino & 0xFFFFFFFF, ino >> 32
+        _flip_in(path / f"data/{slot % 256:02x}/{slot:08x}.{generation:08x}", offset)
+        return
     for place in os.fsdecode(pool.getxattr(ino, "user.beluga.extents")).splitlines():
         start, _, pool_offset, length = map(int, place.split())
         if start <= offset < start + length:
-            with open(path, "r+b") as file:
-                file.seek(pool_offset + offset - start)
-                old = file.read(1)
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([old[0] ^ 0x80]))
+            _flip_in(path, pool_offset + offset - start)
             return
     raise AssertionError("no extent there")
+
+
+def _flip_in(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        old = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([old[0] ^ 0x80]))
 
 
 def test_a_whole_file_is_checked_in_slices(core_pool: Any) -> None:

@@ -135,7 +135,7 @@ def test_sparse_and_offsets(top: Path) -> None:
         assert os.pread(fd, 4096, 1 << 39) == bytes(4096)
         os.pwrite(fd, b"here", (1 << 39) + 5)
         assert os.pread(fd, 10, 1 << 39) == bytes(5) + b"here" + bytes(1)
-        assert os.fstat(fd).st_blocks * 512 <= MIB
+        assert os.fstat(fd).st_blocks * 512 <= 2 * MIB  # a huge page, in a directory pool
     os.unlink(top / "f")
 
 

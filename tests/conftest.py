@@ -263,6 +263,27 @@ class MountedPool:
 
     # -- looking --
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the pool: of its file, or of its tmpfs."""
+        if self.pool_path.is_dir():
+            whole = os.statvfs(self.pool_path)
+            return whole.f_blocks * whole.f_frsize
+        return self.pool_path.stat().st_size
+
+    def stored_at(self, path: Path, offset: int) -> tuple[Path, int]:
+        """Where a byte of a file of the mount lies: a file, and the offset in it."""
+        if self.pool_path.is_dir():
+            ino = os.stat(path).st_ino
+            slot, generation = ino & 0xFFFFFFFF, ino >> 32
+            name = f"data/{slot % 256:02x}/{slot:08x}.{generation:08x}"
+            return self.pool_path / name, offset
+        for line in os.getxattr(path, "user.beluga.extents").decode().splitlines():
+            start, _, place, length = map(int, line.split())
+            if start <= offset < start + length:
+                return self.pool_path, place + offset - start
+        raise AssertionError(f"{path} has no extent at {offset}")
+
     def stats(self) -> dict[str, str]:
         """The pairs of ``.beluga/stats``."""
         return _pairs(self.path / ".beluga/stats")

@@ -313,5 +313,6 @@ int bk_settle(struct bfs *b, struct bfs_inode *in, u32 own)
 	}
 	become(b, in, false);
 	bk_set_settling(b, in, false);
+	ev_regrade(b, INO_SLOT(in->ino)); /* eviction may have found it in use */
 	return 0;
 }

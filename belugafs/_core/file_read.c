@@ -382,6 +382,7 @@ static ssize_t on_ino(struct bfs *b, u64 ino, ino_fn *f, void *arg)
 		int rc = in_get(b, ino, false, &in);
 		if (rc) return rc;
 		if (!(rc = in_lock(b, in, false))) {
+			if (in->foreign) bk_refresh(b, in);
 			n = f(b, in, arg);
 			in_unlock(b, in);
 		} else {
@@ -396,7 +397,6 @@ struct read_arg { u64 off; void *buf; size_t len; };
 static ssize_t read_one(struct bfs *b, struct bfs_inode *in, void *arg)
 {
 	struct read_arg *a = arg;
-	if (in->foreign) bk_refresh(b, in);
 	return read_locked(b, in, a->off, a->buf, a->len);
 }
 

@@ -33,9 +33,11 @@ def make_directory_pool(request: Request, native: Any, warn: Callable[[str], Non
             "below it",
             Exit.FOREIGN,
         )
-    former = None if mount else _check_content(path)
+    former = None if mount else _check_content(path, forced=request.force > 0)
     if mount is not None:
         former = _conf_of(path, mount)
+    if mount is not None:
+        _check_free(request, warn)
     if (mount or former) and not request.force:
         raise PoolError(
             f"{path} holds a belugafs pool already; to use it: mount -t belugafs "
@@ -70,7 +72,7 @@ def _check_options(request: Request) -> None:
         )
 
 
-def _check_content(path: str) -> directory.Conf | None:
+def _check_content(path: str, *, forced: bool) -> directory.Conf | None:
     """Nothing but what a former pool left may be there."""
     try:
         found = sorted(set(os.listdir(path)) - {directory.CONF, directory.CONF + ".new"})
@@ -82,7 +84,12 @@ def _check_content(path: str) -> directory.Conf | None:
             "was left untouched: name an empty directory",
             Exit.FOREIGN,
         )
-    return directory.read_conf(path)
+    try:
+        return directory.read_conf(path)
+    except PoolError:
+        if not forced:
+            raise
+        return None
 
 
 def _conf_of(path: str, mount: host.Mount) -> directory.Conf | None:
@@ -123,22 +130,25 @@ def _check_memory(conf: directory.Conf) -> list[str]:
     return [note]
 
 
+def _check_free(request: Request, warn: Callable[[str], None]) -> None:
+    """Nobody else has the former pool."""
+    try:
+        open_pool(request.path, lock="exclusive").close()
+    except PoolInUse as error:
+        if request.force < 2:
+            raise PoolInUse(
+                f"{error} (--force --force destroys it under its users)", error.holders
+            ) from error
+        warn(f"{error}: forced, so its blocks are lost to everybody but who has them open")
+    except PoolError as error:
+        if error.exit_code not in (Exit.EMPTY, Exit.FOREIGN):
+            raise
+
+
 def _take_away(request: Request, warn: Callable[[str], None]) -> None:
     """The tmpfs of the former pool goes."""
     path = request.path
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(open_pool(path, lock="exclusive"))
-        except PoolInUse as error:
-            if request.force < 2:
-                raise PoolInUse(
-                    f"{error} (--force --force destroys it under its users)", error.holders
-                ) from error
-            warn(f"{error}: forced, so its blocks are lost to everybody but who has them open")
-        except PoolError as error:
-            if error.exit_code not in (Exit.EMPTY, Exit.FOREIGN):
-                raise
-        warn(f"overwriting the belugafs pool on {path}")
+    warn(f"overwriting the belugafs pool on {path}")
     try:
         directory.unmount_tmpfs(path)
     except OSError as error:

@@ -146,6 +146,8 @@ class Operations(pyfuse3.Operations):
             if error.strerror != self._last_error:
                 log.error("%s: %s", name, error.strerror)
             self._last_error = error.strerror
+        elif number == errno.ENOENT and error.strerror != os.strerror(number):
+            log.error("%s: %s", name, error.strerror)  # no ordinary miss: its backing file is gone
         elif number == errno.EAGAIN:
             # Only a host that lost the lead says so, and a caller must not take it for a
             # descriptor that would block.

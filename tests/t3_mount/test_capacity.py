@@ -153,6 +153,7 @@ def test_df_du_and_status_agree(mounted_pool: Any) -> None:
     mounted_pool.assert_clean()
 
 
+@pytest.mark.flat_pool
 def test_directories_make_room_when_inodes_are_out(native: Any, unmounted_pool: Any) -> None:
     """An engine that makes a directory for each block: makedirs and create work on and on."""
     with open(unmounted_pool.pool_path, "r+b") as file:
@@ -183,6 +184,7 @@ def test_directories_make_room_when_inodes_are_out(native: Any, unmounted_pool: 
     assert (top / "cache/engine/599/block").exists()
 
 
+@pytest.mark.flat_pool
 def test_prefix_directories_of_evicted_blocks_go(native: Any, unmounted_pool: Any) -> None:
     """Thousands of blocks, each in a prefix directory of its own: all are evicted, and inodes get
     scarce. The empty prefixes go; storing under any prefix goes on without a failure."""

@@ -32,7 +32,7 @@ def test_the_cap_holds_over_a_remount(mounted_pool: Any, block: int) -> None:
     """Four times the pool, and, after a remount, twice more: no store fails, and used space is
     never above the pool's size, blocks of the earlier run included."""
     top = mounted_pool.path
-    size = mounted_pool.pool_path.stat().st_size
+    size = mounted_pool.size_bytes
     for number in range(1024 + 512):
         if number == 1024:
             assert audit(top, block) == []
@@ -150,7 +150,7 @@ def test_a_full_pool_is_the_only_memory(mounted_pool: Any, block: int) -> None:
     with the data, and the machine nothing that it can't have back: what the kernel caches of a
     FUSE mount is told, and counts as available. O_DIRECT leaves nothing behind."""
     top = mounted_pool.path
-    size = mounted_pool.pool_path.stat().st_size
+    size = mounted_pool.size_bytes
     for number in range(8):
         put(top, f"warm/{number}", block)
     own, before = private_kib(mounted_pool.daemon_pid), meminfo_kib()

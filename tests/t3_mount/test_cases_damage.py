@@ -19,15 +19,9 @@ CHUNK = 256 * KIB  # the unit of checksums, as docs/mount.md says
 
 def damage(mounted_pool: Any, name: str, at: int, length: int = 1) -> None:
     """Unmount, change bytes of a file in the pool, mount again."""
-    path = mounted_pool.path / name
-    place = -1
-    for line in os.getxattr(path, "user.beluga.extents").decode().splitlines():
-        offset, _, start, size = map(int, line.split())
-        if offset <= at < offset + size:
-            place = start + at - offset
-    assert place >= 0
+    where, place = mounted_pool.stored_at(mounted_pool.path / name, at)
     mounted_pool.umount()
-    with open(mounted_pool.pool_path, "r+b") as pool:
+    with open(where, "r+b") as pool:
         pool.seek(place)
         data = pool.read(length)
         pool.seek(place)
@@ -127,6 +121,7 @@ def test_verify_off_is_what_it_says(mounted_pool: Any) -> None:
     (top / "a").unlink()
 
 
+@pytest.mark.flat_pool
 def test_a_pool_page_that_cannot_be_read(mounted_pool: Any) -> None:
     """A hole that a full tmpfs can't fill, poisoned memory: here, a pool that lost its end."""
     top = mounted_pool.path

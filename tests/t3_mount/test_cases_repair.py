@@ -17,6 +17,7 @@ from blocks import KIB, MIB, audit, content, names, put
 PAGE = 4 * KIB
 
 
+@pytest.mark.flat_pool
 @pytest.mark.parametrize(
     ("rounds", "blocks"),
     [

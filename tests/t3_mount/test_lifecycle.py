@@ -237,6 +237,7 @@ def test_the_daemon_lets_go_of_what_it_was_started_with(unmounted_pool: Any) -> 
     unmounted_pool.umount()
 
 
+@pytest.mark.flat_pool
 def test_readonly(mounted_pool: Any) -> None:
     put(mounted_pool.path, "a")
     mounted_pool.umount()

@@ -406,7 +406,7 @@ def test_sizes_of_files(top: Path, descriptors: list[int]) -> None:
     os.ftruncate(fd, limit)
     assert os.pwrite(fd, b"last", limit - 4) == 4
     assert os.pread(fd, 10, limit - 6) == b"\0\0last"
-    assert os.fstat(fd).st_blocks * 512 < MIB
+    assert os.fstat(fd).st_blocks * 512 <= 2 * MIB  # a huge page, in a directory pool
     assert errno_of(lambda: os.pwrite(fd, b"x", limit)) == "EFBIG"
     assert errno_of(lambda: os.ftruncate(fd, limit + 1)) == "EFBIG"
     os.ftruncate(fd, 3)

@@ -71,6 +71,7 @@ def a_directory(pool: Path) -> None:
     pool.mkdir()
 
 
+@pytest.mark.flat_pool
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -110,6 +111,7 @@ def test_a_bad_pool(
         assert fingerprint(pool) == before
 
 
+@pytest.mark.flat_pool
 def test_one_damaged_superblock_is_not_the_end(unmounted_pool: Any) -> None:
     with open(unmounted_pool.pool_path, "r+b") as file:
         file.seek(100)
@@ -182,6 +184,7 @@ def test_fsck_without_an_answer_or_a_terminal(unmounted_pool: Any) -> None:
         assert done.stderr.startswith("fsck.belugafs: ")
 
 
+@pytest.mark.flat_pool
 def test_a_pool_inside_a_mount(mounted_pool: Any, pool_dir: Path) -> None:
     inner = mounted_pool.path / "inner"
     inner.write_bytes(mounted_pool.pool_path.read_bytes()[: 8 * MIB])

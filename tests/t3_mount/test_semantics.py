@@ -49,6 +49,7 @@ def run(steps: list[tuple[str, str]], directory: Path) -> list[str]:
     return done.stdout.split(end)[:-1]
 
 
+@pytest.mark.flat_pool  # it shows figures of blocks
 def test_the_examples_of_the_page(mounted_pool: Any) -> None:
     blocks = list(examples())
     assert len(blocks) >= 6

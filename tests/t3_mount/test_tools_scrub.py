@@ -15,8 +15,8 @@ MIB = 1 << 20
 
 
 def _damage(mounted_pool: Any, path: Path) -> None:
-    place = int(os.getxattr(path, "user.beluga.extents").split()[2])
-    with open(mounted_pool.pool_path, "r+b") as file:
+    where, place = mounted_pool.stored_at(path, 0)
+    with open(where, "r+b") as file:
         file.seek(place)
         byte = file.read(1)
         file.seek(place)

@@ -20,7 +20,7 @@ struct back {
 	u32 ndrop, drop_cap;
 	_Atomic(u64) *known;     /* chunks that were verified on this host: hash of (inode, version, chunk) */
 	u64 known_mask;
-	_Atomic(u64) guess;      /* granules of the block sealed last */
+	_Atomic(u64) guess;      /* granules of the large ones of the blocks sealed of late */
 	_Atomic(u64) lost;       /* objects found without their file */
 	u64 swept;               /* files without an object, removed at attach */
 	struct bfs_inode *writers; /* foreign ones, by wnext; under ilock */

@@ -202,7 +202,9 @@ int bk_seal(struct txn *t, struct bfs_inode *in, struct bfs_obj *o)
 	if (rc) return txn_fail(t, rc);
 	o->granules = s.granules;
 	atomic_store(&in->granules, s.granules);
-	if (o->cls == BFS_CLS_BLOCK) atomic_store(&b->back->guess, s.granules);
+	/* of the large ones of late: one that was cut short by ENOSPC must not make the next ones small */
+	u64 guess = atomic_load(&b->back->guess);
+	if (o->cls == BFS_CLS_BLOCK) atomic_store(&b->back->guess, max64(s.granules, guess - guess / 16));
 	xfree(b, in->new_ext);
 	in->new_ext = NULL, in->nnew_ext = 0;
 	if (!in->foreign) return 0;

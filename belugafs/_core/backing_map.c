@@ -86,7 +86,7 @@ int bk_keep(struct bfs *b, u64 ino)
 }
 
 /* ---- room ahead of them ---------------------------------------------------------------------------- */
-/* What a file is likely to get: as the last block of its directory, or of the pool. */
+/* What a file may well get: as the last block of its directory, or the large ones of the pool. */
 static u64 guess(struct bfs *b, const struct bfs_inode *in)
 {
 	enum { LEAST = 1024 };
@@ -98,8 +98,7 @@ static u64 guess(struct bfs *b, const struct bfs_inode *in)
 	const struct bfs_obj *d = o && o->parent && !(o->parent >> 63) ? ob_get(&r.v, o->parent, &rc) : NULL;
 	if (d && S_ISDIR(d->mode)) n = d->u.d.guess;
 	rd_end(&r);
-	if (!n) n = atomic_load(&b->back->guess);
-	return max64(n, LEAST);
+	return max64(max64(n, atomic_load(&b->back->guess)), LEAST);
 }
 
 int bfs_headroom(struct bfs *b)
@@ -119,7 +118,7 @@ int bfs_headroom(struct bfs *b)
 	unlk(b, &b->ilock);
 	if ((rc = bk_space(b, &total, &empty))) return rc;
 	high = total * (1000 - b->o.high_permille) / 1000, low = total * (1000 - b->o.low_permille) / 1000;
-	want = max64(min64(want, total / 2), high);
+	want = max64(min64(want, total / 4 * 3), high);
 	for (int i = 0; i < ROUNDS && empty < want; i++) {
 		struct txn *t;
 		if ((rc = op_begin(b, &t))) return rc;

@@ -581,3 +581,40 @@ def test_damage_is_dropped_by_a_repair_that_reads(memory: Memory) -> None:
     memory.pool = memory.join()
     assert memory.names(ROOT) == {"good"}
     assert memory.pool.verify(good)["bad_chunks"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_to_the_metadata(memory: Memory, seed: int) -> None:
+    """Repaired, it is clean and serves: each file that is there has its content, and no backing
+    file is left without one."""
+    rng = random.Random(seed)
+    sizes = {}
+    for d in range(4):
+        where = memory.pool.mkdir(ROOT, f"d{d}").ino
+        for i in range(25):
+            sizes[f"d{d}/f{i}"] = size = rng.randrange(1, 60_000)
+            memory.put(where, f"f{i}", size)
+    memory.pool.close()
+    start = native.peek(memory.fd, memory.size_bytes)["meta_off"]
+    for _ in range(3):
+        page = start + 4096 * rng.randrange(1, 80)
+        os.pwrite(memory.fd, rng.randbytes(8), page + rng.randrange(4000))
+    counts, _ = problems(memory, repair=True)
+    assert counts["left"] == 0
+    assert problems(memory)[1] == []
+    memory.pool = memory.join()
+    files = 0
+    todo = [(ROOT, "")]
+    while todo:
+        where, path = todo.pop()
+        for name, _, ino, kind in memory.pool.readdir(where, 0, 4096):
+            if kind == 4:
+                todo.append((ino, f"{path}{name.decode()}/"))
+                continue
+            files += 1
+            whole = content(memory, ino)
+            assert whole == bytes(len(whole))
+            if (name := path + name.decode()) in sizes:
+                assert len(whole) == sizes[name]
+    data = f"/proc/self/fd/{memory.data_fd}"
+    assert sum(len(os.listdir(f"{data}/{name}")) for name in os.listdir(data)) == files

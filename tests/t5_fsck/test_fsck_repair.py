@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.flat_pool
+
 MIB = 1 << 20
 FILES = 60
 SIZE = 3 * 4096 + 100

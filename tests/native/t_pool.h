@@ -1,7 +1,7 @@
 /* A pool in anonymous memory, and what the tests of the core do to it in one line each.  A test
  * leaves its pool detached, and fsck has to find nothing in it.
  *
- * Environment: MEM=incoherent, SEED=n, OPS=n, ROUNDS=n, NOFSCK=1, VERBOSE=1 */
+ * Environment: MEM=incoherent, POOL=directory (as root), SEED=n, OPS=n, ROUNDS=n, NOFSCK=1, VERBOSE=1 */
 #ifndef T_POOL_H
 #define T_POOL_H
 #define _GNU_SOURCE
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -58,7 +59,8 @@ static inline void fsck(void)
 {
 	struct bfs_fsck_result r;
 	if (getenv("NOFSCK")) return;
-	int n = bfs_fsck(&mem, true, on_problem, NULL, &r);
+	struct bfs_fsck_how how = {.data = true, .cb = on_problem, .directory = opts.directory, .data_fd = opts.data_fd};
+	int n = bfs_fsck_run(&mem, &how, &r);
 	CHECK(n == 0, "fsck: %s", text(n));
 }
 
@@ -70,19 +72,36 @@ static inline void detach(bool clean)
 	if (clean) fsck();
 }
 
+/* The directory of backing files in a tmpfs that has no name: it goes with the descriptor. */
+static inline int backing_dir(u64 bytes)
+{
+	char path[] = "/tmp/belugafs-native-XXXXXX", data[64], how[64];
+	CHECK(mkdtemp(path), "mkdtemp");
+	snprintf(how, sizeof how, "size=%llu,nr_inodes=0,huge=within_size", (unsigned long long)bytes);
+	CHECK(!mount("belugafs-native", path, "tmpfs", 0, how), "mount: only root may");
+	snprintf(data, sizeof data, "%s/data", path);
+	CHECK(!mkdir(data, 0700), "mkdir");
+	int fd = open(data, O_RDONLY | O_DIRECTORY);
+	CHECK(fd >= 0 && !umount2(path, MNT_DETACH) && !rmdir(path), "umount");
+	return fd;
+}
+
 static inline void make_pool_rg(u64 mib, u32 inodes, u32 region)
 {
 	const char *kind = getenv("MEM");
 	memset(&mem, 0, sizeof mem);
 	mem.ops = kind && !strcmp(kind, "incoherent") ? &bfs_ops_incoherent : &bfs_ops_coherent;
 	mem.coherent = mem.ops == &bfs_ops_coherent;
-	mem.size = mib << 20;
+	struct bfs_mkfs_params p = {.inodes = inodes, .incarnation = 0x1234567, .uuid = {1}, .region_granules = region};
+	if (getenv("POOL") && !strcmp(getenv("POOL"), "directory")) p.directory = true, p.data_bytes = mib << 20, p.nhosts = 1;
+	mem.size = p.size_bytes = p.directory ? bfs_directory_bytes(&p) : mib << 20;
 	mem.base = mmap(NULL, mem.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	CHECK(mem.base != MAP_FAILED, "mmap");
-	struct bfs_mkfs_params p = {.size_bytes = mem.size, .inodes = inodes, .incarnation = 0x1234567, .uuid = {1}, .region_granules = region};
 	OK(bfs_mkfs(&mem, &p, NULL));
 	memset(&opts, 0, sizeof opts);
 	opts.uuid[0] = 1, opts.boot = 1, opts.slot = -1;
+	/* the metadata is elsewhere, and counts as if it were in it */
+	if (p.directory) opts.directory = true, opts.data_fd = backing_dir(p.data_bytes);
 	attach();
 }
 static inline void make_pool(u64 mib, u32 inodes) { make_pool_rg(mib, inodes, 0); }
@@ -90,6 +109,7 @@ static inline void make_pool(u64 mib, u32 inodes) { make_pool_rg(mib, inodes, 0)
 static inline void drop_pool(void)
 {
 	if (b) detach(true);
+	if (opts.directory) close(opts.data_fd);
 	munmap(mem.base, mem.size);
 }
 
@@ -107,6 +127,7 @@ static inline void check_space(void)
 	struct bfs_rec rec[64];
 	u64 bits = 0, own = 0, quar = 0, bad = 0, last = 0;
 	int rc = 0, n;
+	if (b->back) return; /* the tmpfs counts */
 	OK(rd_begin(b, &r));
 	for (u64 i = 0; i < b->nregions; i++) {
 		const struct bfs_region *p = rx_get(b, r.v.root->region, b->h_region, i, BFS_PK_REGION, &rc);

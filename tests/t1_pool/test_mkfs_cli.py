@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from belugafs import mkfs
-from belugafs._pool import host, make
+from belugafs._pool import host, make, request
 from belugafs.exits import Exit
 from belugafs.pool import PoolError, PoolInfo, open_pool, sniff
 
@@ -641,7 +641,7 @@ mkfs.main(sys.argv[2:])
 
 def test_limits_are_those_of_the_format() -> None:
     format_module = pytest.importorskip("belugafs.format")
-    assert make.HOSTS_MAX == format_module.HOSTS_MAX
+    assert request.HOSTS_MAX == format_module.HOSTS_MAX
     assert format_module.MAGIC == b"BELUGAFS"
     assert (format_module.SB_OFF_A, format_module.SB_OFF_B) == (0, 4096)
 

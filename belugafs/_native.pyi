@@ -307,7 +307,8 @@ class Pool:
 
         write: somebody is going to store into the file without the core, through passthrough or a
         mapping; fh must be open for writing. Until nobody can any more the file isn't verified.
-        Raises CoreError: EOPNOTSUPP in a flat pool.
+        Without it, all of a sealed file is checked first, as the pool's ``verify`` says.
+        Raises CoreError: EIO, some of it is damaged; EOPNOTSUPP in a flat pool.
         """
     def verify(self, ino: int, off: int = 0, max_bytes: int = ...) -> dict[str, int]:
         """Compare a regular file with its checksums, about max_bytes from off on (rounded down

@@ -567,6 +567,32 @@ def test_backing_files_without_an_object(memory: Memory, how: str) -> None:
     assert content(memory, kept) == bytes(300_000)
 
 
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_damage_is_told_to_who_is_going_to_read_past_the_core(verify: str) -> None:
+    memory = Memory(kind="directory", attach={"verify": verify})
+    ino = memory.put(ROOT, "f", 3 * CHUNK)
+    memory.rejoin()
+    with open(memory.backing(ino), "r+b") as file:
+        file.seek(2 * CHUNK)
+        file.write(b"!")
+    fh = memory.pool.open(ino, os.O_RDONLY)
+    if verify == "off":
+        assert os.pread(memory.pool.backing_fd(fh), 1, 2 * CHUNK) == b"!"
+    else:
+        with pytest.raises(OSError) as caught:
+            memory.pool.backing_fd(fh)
+        assert caught.value.errno == errno.EIO
+        assert memory.pool.read(fh, 0, 2 * CHUNK) == bytes(2 * CHUNK)
+        with pytest.raises(OSError):
+            memory.pool.read(fh, 2 * CHUNK, 1)
+    with open(memory.backing(ino), "r+b") as file:
+        file.seek(2 * CHUNK)
+        file.write(b"\0")
+    assert memory.pool.backing_fd(fh) >= 0
+    memory.pool.release(fh)
+    memory.close()
+
+
 def test_damage_is_dropped_by_a_repair_that_reads(memory: Memory) -> None:
     bad, good = memory.put(ROOT, "bad", 3 * CHUNK), memory.put(ROOT, "good", 3 * CHUNK)
     with open(memory.backing(bad), "r+b") as file:

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from belugafs.transport import choose
+
 State = Literal["ok", "limited", "missing"]
 
 
@@ -40,6 +42,7 @@ def _examine() -> Iterator[Finding]:
     yield _package("pyfuse3")
     yield _package("trio")
     yield _core()
+    yield _transport()
     yield _passthrough()
     yield _request_size()
     yield _huge_pages()
@@ -119,9 +122,14 @@ def _passthrough() -> Finding:
     return Finding(
         "passthrough",
         "limited",
-        "the kernel has it; the pyfuse3 transport doesn't "
-        "use it, so file reads go through the page cache",
+        "the kernel has it; no transport uses it yet, so what is mapped has a second copy",
     )
+
+
+def _transport() -> Finding:
+    choice = choose("auto")
+    state: State = "ok" if choice.name == "direct" else "limited"
+    return Finding("transport", state, f"{choice.name}: {choice.reason}")
 
 
 def _request_size() -> Finding:

@@ -439,15 +439,7 @@ def test_what_is_refused_and_how(top: Path, descriptors: list[int]) -> None:
     (top / "f").write_bytes(b"x")
     fd = os.open(top / "f", os.O_RDWR)
     descriptors.append(fd)
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def fallocate() -> None:
-        if libc.fallocate(fd, 0, 0, 4096):
-            raise OSError(ctypes.get_errno(), "")
-
     found = {
-        "fallocate": errno_of(fallocate),
-        "O_TMPFILE": errno_of(lambda: os.open(top, os.O_TMPFILE | os.O_RDWR)),
         "link of a directory": errno_of(lambda: os.link(top, top / "l")),
         "unlink of a directory": errno_of(lambda: os.unlink(top)),
         "whiteout": errno_of(lambda: renameat2(top / "f", top / "g", 4)),
@@ -457,8 +449,6 @@ def test_what_is_refused_and_how(top: Path, descriptors: list[int]) -> None:
         "large attribute": errno_of(lambda: os.setxattr(fd, "user.x", bytes(65_537))),
     }
     assert found == {
-        "fallocate": "ENOTSUP",
-        "O_TMPFILE": "ENOTSUP",
         "link of a directory": "EPERM",
         "unlink of a directory": "EISDIR",
         "whiteout": "EINVAL",
@@ -467,8 +457,60 @@ def test_what_is_refused_and_how(top: Path, descriptors: list[int]) -> None:
         "our attribute": "EPERM",
         "large attribute": "E2BIG",
     }
-    os.posix_fallocate(fd, 0, 10_000)
-    assert os.fstat(fd).st_size == 10_000
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        raise OSError(ctypes.get_errno(), "")
+
+
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, COLLAPSE_RANGE = 1, 2, 16, 8
+
+
+def test_room_and_holes(mounted_pool: Any, top: Path, descriptors: list[int]) -> None:
+    """fallocate, and where data and holes are said to be."""
+    fd = os.open(top / "f", os.O_RDWR | os.O_CREAT)
+    descriptors.append(fd)
+    if mounted_pool.transport == "pyfuse3":
+        assert errno_of(lambda: fallocate(fd, 0, 0, 4096)) == "ENOTSUP"
+        os.posix_fallocate(fd, 0, 10_000)
+        assert os.fstat(fd).st_size == 10_000
+        return
+    fallocate(fd, 0, 0, 1 << 20)
+    assert (os.fstat(fd).st_size, os.fstat(fd).st_blocks) == (1 << 20, 2048)
+    assert os.pread(fd, 1 << 20, 0) == bytes(1 << 20)
+    fallocate(fd, KEEP_SIZE, 1 << 20, 8192)
+    assert (os.fstat(fd).st_size, os.fstat(fd).st_blocks) == (1 << 20, 2064)
+    os.pwrite(fd, b"x" * 100_000, 0)
+    fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 4096, 8192)
+    assert os.pread(fd, 16384, 0) == b"x" * 4096 + bytes(8192) + b"x" * 4096
+    assert os.fstat(fd).st_blocks == 2048
+    assert os.lseek(fd, 0, os.SEEK_HOLE) == 4096
+    assert os.lseek(fd, 4096, os.SEEK_DATA) == 12288
+    assert errno_of(lambda: os.lseek(fd, 1 << 20, os.SEEK_DATA)) == "ENXIO"
+    fallocate(fd, ZERO_RANGE, 100, 5000)
+    assert os.pread(fd, 5200, 0) == b"x" * 100 + bytes(5100)[:3996] + bytes(1104)
+    assert errno_of(lambda: fallocate(fd, COLLAPSE_RANGE, 0, 4096)) == "ENOTSUP"
+    assert errno_of(lambda: fallocate(fd, 0, 0, 0)) == "EINVAL"
+
+
+def test_a_file_without_a_name(mounted_pool: Any, top: Path) -> None:
+    """O_TMPFILE: nobody sees it before it is linked, nothing is left if it isn't."""
+    if mounted_pool.transport == "pyfuse3":
+        assert errno_of(lambda: os.open(top, os.O_TMPFILE | os.O_RDWR)) == "ENOTSUP"
+        return
+    before = int(mounted_pool.stats()["inodes_used"])
+    os.close(os.open(top, os.O_TMPFILE | os.O_RDWR))
+    fd = os.open(top, os.O_TMPFILE | os.O_WRONLY)
+    os.write(fd, b"whole" * 1000)
+    assert os.fstat(fd).st_nlink == 0 and os.listdir(top) == []
+    at_empty_path, at_fdcwd = 0x1000, -100
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.linkat(fd, b"", at_fdcwd, os.fsencode(top / "f"), at_empty_path) == 0
+    os.close(fd)
+    assert (top / "f").read_bytes() == b"whole" * 1000
+    mounted_pool.await_stat("inodes_used", before + 1)
 
 
 # ---- renaming -----------------------------------------------------------------------------------

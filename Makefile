@@ -11,7 +11,7 @@ SETUP_STAMP := $(VENV)/.belugafs-setup
 BUILD_STAMP := $(VENV)/.belugafs-build
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system venv wrappers build werror demo test test-heavy test-full-size lint format \
+.PHONY: help setup system venv wrappers build werror demo test test-pyfuse3 test-heavy test-full-size lint format \
         asan tsan sim vllm-venv engines-venv clean distclean uninstall
 
 help:
@@ -66,6 +66,10 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest -m "not heavy and not full_size" $(ARGS) tests
+
+# The mounted tests over the transport that `auto` doesn't take here.
+test-pyfuse3: setup
+	BELUGAFS_TEST_TRANSPORT=pyfuse3 $(PY) -m pytest -m "not heavy and not full_size" $(ARGS) tests/t3_mount
 
 test-heavy: setup vllm-venv engines-venv
 	$(PY) -m pytest -m heavy $(ARGS) tests

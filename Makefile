@@ -18,6 +18,7 @@ help:
 	@echo "make setup       system packages, virtual environment, C core, mount helper (as root)"
 	@echo "make demo        make a pool in memory, mount it, share a KV cache between two processes"
 	@echo "make test        the tests, some minutes        (ARGS='-k name' passes on to pytest)"
+	@echo "make test-pyfuse3  the mounted tests over the other transport"
 	@echo "make test-heavy  the long tests: vLLM and other engines on a mount"
 	@echo "make test-full-size  a million names, minutes of races: an hour, not part of CI"
 	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"

@@ -165,6 +165,11 @@ def assert_clean(native: Any, path: Path) -> None:
 # ---- mounts ------------------------------------------------------------------------------------
 
 
+def _state(stat: Path) -> str:
+    """The letter that proc(5) has for a process or thread."""
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
 def _pairs(path: Path) -> dict[str, str]:
     return dict(line.partition(" ")[::2] for line in path.read_text().splitlines())
 
@@ -259,6 +264,15 @@ class MountedPool:
         deadline = time.monotonic() + limit_s
         while _is_running(self.daemon_pid):
             assert time.monotonic() < deadline, f"the daemon still runs after {limit_s} s"
+            time.sleep(0.01)
+
+    def stop_daemon(self, limit_s: float = 10) -> None:
+        """SIGSTOP, which threads that are just answering obey a moment later: until all have."""
+        os.kill(self.daemon_pid, signal.SIGSTOP)
+        deadline = time.monotonic() + limit_s
+        tasks = list(Path(f"/proc/{self.daemon_pid}/task").iterdir())
+        while any(_state(task / "stat") != "T" for task in tasks):
+            assert time.monotonic() < deadline, "the daemon doesn't stop"
             time.sleep(0.01)
 
     # -- looking --

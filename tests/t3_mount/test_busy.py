@@ -105,7 +105,7 @@ def test_holders_of_a_mount_that_hangs(mounted_pool: Any) -> None:
     (mounted_pool.path / "f").write_bytes(b"x")
     with open(mounted_pool.path / "f", "rb") as file:
         process = subprocess.Popen(["sleep", "60"], stdin=file)
-    os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)
+    mounted_pool.stop_daemon()
     try:
         assert list(holders(mounted_pool)) == [process.pid]
     finally:

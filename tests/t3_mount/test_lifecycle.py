@@ -150,7 +150,7 @@ def test_an_aborted_connection_ends_the_daemon(mounted_pool: Any) -> None:
     """A daemon that is stopped, callers that hang: abort frees them, the daemon ends itself."""
     mounted_pool.expect_log("connection ended")
     put(mounted_pool.path, "a", MIB)
-    os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)
+    mounted_pool.stop_daemon()
     errors: list[int] = []
 
     def call(work: Any) -> None:
@@ -181,7 +181,7 @@ def test_an_aborted_connection_ends_the_daemon(mounted_pool: Any) -> None:
 
 
 def test_mount_does_not_hang_on_a_hung_mount_point(mounted_pool: Any, make_pool: Any) -> None:
-    os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)
+    mounted_pool.stop_daemon()
     started = time.monotonic()
     done = mounted_pool.command("belugafs.mount", str(make_pool()), str(mounted_pool.path))
     assert done.returncode == 32

@@ -90,7 +90,7 @@ def test_a_label_is_text_whatever_it_looks_like(
 
 def test_a_daemon_that_hangs_does_not_hang_status(mounted_pool: Any) -> None:
     place = str(mounted_pool.path)
-    os.kill(mounted_pool.daemon_pid, signal.SIGSTOP)
+    mounted_pool.stop_daemon()
     try:
         done = mounted_pool.command("belugafs.cli", "status", "--json", place)
     finally:

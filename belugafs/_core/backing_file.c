@@ -61,13 +61,8 @@ static void sums_gone(struct bfs *b, struct bfs_inode *in, u64 from, u64 end)
 
 int bk_prepare(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator)
 {
-	u64 cb = b->sb.chunk_bytes, size = atomic_load(&in->size);
-	int rc;
-	u8 x;
-	/* A chunk that is changed in part gets a new sum: over what was right before. */
-	for (u64 c = off / cb; off < end && c <= (end - 1) / cb; c++)
-		if (fl_covered(b, in, c) && (off > c * cb || end < min64((c + 1) * cb, size)) && (rc = fl_read_chunk(b, in, c, c * cb, &x, 1))) return rc;
-	if ((rc = unseal_again(b, in, creator))) return rc;
+	int rc = off < end ? fl_check_partly(b, in, off, end) : 0;
+	if (rc || (rc = unseal_again(b, in, creator))) return rc;
 	sums_gone(b, in, off, end);
 	return 0;
 }
@@ -110,9 +105,9 @@ int bk_resize(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 /* Room first: it changes no byte, so a call that finds none has changed nothing. */
 int bk_allocate(struct bfs *b, struct bfs_inode *in, int mode, u64 off, u64 end, bool creator)
 {
-	bool zero = mode & FALLOC_FL_ZERO_RANGE, keep = mode & FALLOC_FL_KEEP_SIZE, over = in->overwrote, dirty = in->dirty, lives_on = in->lives_on;
+	bool zero = mode & FALLOC_FL_ZERO_RANGE, keep = mode & FALLOC_FL_KEEP_SIZE, over = in->overwrote;
+	struct before s = {.dirty = in->dirty, .lives_on = in->lives_on, .rowst = in->rowst};
 	u64 size = atomic_load(&in->size), stop = zero ? min64(end, size) : off;
-	u8 row = in->rowst;
 	int rc = bk_refresh(b, in);
 	if (rc || (rc = bk_fallocate(b, in, FALLOC_FL_KEEP_SIZE, off, end - off))) return rc;
 	if ((rc = off < stop ? bk_prepare(b, in, off, stop, creator) : bk_prepare(b, in, 0, 0, creator))) return rc;
@@ -125,15 +120,7 @@ int bk_allocate(struct bfs *b, struct bfs_inode *in, int mode, u64 off, u64 end,
 		if ((rc = bk_truncate(b, in, end))) return rc;
 	}
 	in->overwrote = over;
-	in->dirty = true;
-	atomic_store(&in->wtime, (i64)now_ns(b));
-	if (off >= stop && (keep || end <= size) && row != BFS_ROW_DIRTY && in->rowst == BFS_ROW_DIRTY) { /* not a byte has changed */
-		in->dirty = dirty, in->lives_on = lives_on, in->nnew_sums = 0;
-		return rw_put(b, in, BFS_ROW_CLOSED);
-	}
-	if (keep || end <= size) return 0;
-	atomic_store(&in->size, end);
-	return in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
+	return fl_allocated(b, in, &s, off < stop, keep ? size : max64(end, size));
 }
 
 int bk_punch(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator)

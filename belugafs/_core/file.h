@@ -112,6 +112,8 @@ struct before { /* a call that allocates, so that one that fails leaves it */
 };
 int fl_remember(struct bfs *b, const struct bfs_inode *in, struct before *s); /* s->ext is the caller's to free */
 void fl_put_back(struct bfs *b, struct bfs_inode *in, const struct before *s); /* under lock; not after -EAGAIN */
+/* a call that allocates has done its part; changed: bytes of the file; size: what it has now */
+int fl_allocated(struct bfs *b, struct bfs_inode *in, const struct before *s, bool changed, u64 size);
 /* granules [fg, end) become overlay with what they hold; holes: base is good as it is */
 int fl_room(struct bfs *b, struct bfs_inode *in, u64 fg, u64 end, bool holes, bool creator);
 int fl_punch(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator);

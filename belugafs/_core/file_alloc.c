@@ -154,6 +154,23 @@ int bfs_reserve(struct bfs *b, u64 fh, u64 bytes)
 }
 
 /* ---- allocating, zeros ----------------------------------------------------------------------------- */
+int fl_allocated(struct bfs *b, struct bfs_inode *in, const struct before *s, bool changed, u64 size)
+{
+	bool grows = size > atomic_load(&in->size);
+	in->dirty = true;
+	atomic_store(&in->wtime, (i64)now_ns(b));
+	if (!changed && !grows && s->rowst != BFS_ROW_DIRTY && in->rowst == BFS_ROW_DIRTY) {
+		/* Not a byte has changed: what was sealed or synced is whole, also over a crash.  Chunks that
+		 * were holes have sums now. */
+		in->dirty = s->dirty, in->lives_on = s->lives_on, in->nnew_sums = 0;
+		fl_flush_overlay(b, in);
+		return rw_put(b, in, BFS_ROW_CLOSED);
+	}
+	if (!grows) return 0;
+	atomic_store(&in->size, size);
+	return in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
+}
+
 /* [off, end); with FALLOC_FL_ZERO_RANGE in mode all of it that is below the size becomes zeros. */
 static int allocate_once(struct bfs *b, struct bfs_inode *in, int mode, u64 off, u64 end, bool creator)
 {
@@ -178,18 +195,7 @@ static int allocate_once(struct bfs *b, struct bfs_inode *in, int mode, u64 off,
 	xfree(b, s.ext);
 	if (rc) return rc;
 	in->overwrote = over;
-	in->dirty = true;
-	atomic_store(&in->wtime, (i64)now_ns(b));
-	if (!changed && (keep || end <= size) && s.rowst != BFS_ROW_DIRTY && in->rowst == BFS_ROW_DIRTY) {
-		/* Not a byte has changed: what was sealed or synced is whole, also over a crash.  Chunks that
-		 * were holes have sums now. */
-		in->dirty = s.dirty, in->lives_on = s.lives_on, in->nnew_sums = 0;
-		fl_flush_overlay(b, in);
-		return rw_put(b, in, BFS_ROW_CLOSED);
-	}
-	if (keep || end <= size) return 0;
-	atomic_store(&in->size, end);
-	return in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
+	return fl_allocated(b, in, &s, changed, keep ? size : max64(end, size));
 }
 
 int bfs_fallocate(struct bfs *b, u64 fh, int mode, u64 off, u64 len)

@@ -276,6 +276,14 @@ static void release(struct bfs *b, bool clean)
 	xfree(b, b);
 }
 
+static int give_up(struct bfs *b, bool clean, int rc)
+{
+	char keep[512]; /* releasing may have something to say, too */
+	memcpy(keep, bfs_errmsg(), sizeof keep);
+	release(b, clean);
+	return *keep ? bfs_fail(NULL, rc, "%s", keep) : rc;
+}
+
 int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 {
 	struct bfs_super sb;
@@ -305,12 +313,8 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	b->vtag = xalloc(b, (size_t)sb.inodes * sizeof *b->vtag);
 	b->ctag = xalloc(b, (size_t)sb.inodes * sizeof *b->ctag);
 	if (sb.incompat & BFS_INCOMPAT_DIRECTORY) b->o.slot = 0; /* one host: this machine, by whatever name */
-	if (!b->verified || !b->vtag || !b->ctag || (rc = bk_attach(b)) || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b))) {
-		char keep[512];
-		memcpy(keep, bfs_errmsg(), sizeof keep);
-		release(b, false);
-		return rc && *keep ? bfs_fail(NULL, rc, "%s", keep) : rc ? rc : -ENOMEM;
-	}
+	if (!b->verified || !b->vtag || !b->ctag || (rc = bk_attach(b)) || (rc = pg_attach(b)) || (rc = al_attach(b)) || (rc = ev_attach(b)) || (rc = in_attach(b)))
+		return give_up(b, false, rc ? rc : -ENOMEM);
 	bool joined = false, crashed = false;
 	if (!o->readonly) {
 		if (b->o.slot >= (int)sb.nhosts) rc = bfs_fail(b, -EINVAL, "host slot %d: the pool has %u", b->o.slot, sb.nhosts);
@@ -332,12 +336,7 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!rc && atomic_load(&b->leader)) rc = sl_recover(b);
 	if (!rc && b->back && crashed && atomic_load(&b->leader) && (rc = bk_sweep(b)) > 0) rc = 0;
 	if (!rc && !o->readonly) rc = bfs_apply_scan(b);
-	if (rc) {
-		char keep[512];
-		memcpy(keep, bfs_errmsg(), sizeof keep);
-		release(b, joined); /* without a slot of its own it writes nothing */
-		return bfs_fail(NULL, rc, "%s", keep);
-	}
+	if (rc) return give_up(b, joined, rc); /* without a slot of its own it writes nothing */
 	*out = b;
 	return 0;
 }

@@ -107,8 +107,8 @@ int bk_allocate(struct bfs *b, struct bfs_inode *in, int mode, u64 off, u64 end,
 {
 	bool zero = mode & FALLOC_FL_ZERO_RANGE, keep = mode & FALLOC_FL_KEEP_SIZE, over = in->overwrote;
 	struct before s = {.dirty = in->dirty, .lives_on = in->lives_on, .rowst = in->rowst};
-	u64 size = atomic_load(&in->size), stop = zero ? min64(end, size) : off;
 	int rc = bk_refresh(b, in);
+	u64 size = atomic_load(&in->size), stop = zero ? min64(end, size) : off;
 	if (rc || (rc = bk_fallocate(b, in, FALLOC_FL_KEEP_SIZE, off, end - off))) return rc;
 	if ((rc = off < stop ? bk_prepare(b, in, off, stop, creator) : bk_prepare(b, in, 0, 0, creator))) return rc;
 	if (off < stop && fl_adding(in)) over = bk_overwrites(b, in, off, stop);

@@ -226,6 +226,19 @@ def test_truncated_while_somebody_writes(memory: Memory) -> None:
     assert memory.pool.verify(writer.ino)["bad_chunks"] == 0
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2 | 1, 16, 16 | 1])
+def test_room_is_asked_for_while_somebody_writes(memory: Memory, mode: int) -> None:
+    """The size is the backing file's of now, whatever the core has heard of it: nothing is cut."""
+    writer = Writer(memory)
+    data = random.Random(mode).randbytes(300_000)
+    writer.write(0, data)
+    memory.pool.fallocate(writer.fh, mode, 0, 4096)
+    kept = bytes(4096) + data[4096:] if mode & ~1 else data
+    writer.close()
+    assert memory.pool.getattr(writer.ino).size == len(data)
+    assert content(memory, writer.ino) == kept
+
+
 def test_a_writer_that_is_killed(memory: Memory) -> None:
     writer = Writer(memory)
     writer.write(0, b"half")

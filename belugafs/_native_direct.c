@@ -9,7 +9,6 @@ typedef struct {
 	PoolObject *pool;  /* in use (pool_enter) while d is there */
 	struct ds *d;
 	PyObject *control, *log, *still_open;
-	int fd;
 } ServerObject;
 
 /* ---- callbacks, from threads of the server ----------------------------------------------------- */
@@ -61,7 +60,7 @@ static void on_log(void *ctx, int level, const char *text)
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
 	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", NULL};
-	struct ds_config c = {.control = on_control, .log = on_log, .still_open = on_still_open};
+	struct ds_config c = {.control = on_control, .log = on_log};
 	PyObject *control, *log, *still_open;
 	PoolObject *pool;
 	int rc;
@@ -82,8 +81,8 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 		return NULL;
 	}
 	s->pool = (PoolObject *)Py_NewRef((PyObject *)pool);
-	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->still_open = Py_NewRef(still_open), s->fd = c.fd;
-	c.ctx = s, c.publish_close = still_open != Py_None;
+	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->still_open = Py_NewRef(still_open);
+	c.ctx = s, c.still_open = still_open != Py_None ? on_still_open : NULL;
 	struct ds *d = NULL;
 	Py_BEGIN_ALLOW_THREADS
 	rc = ds_start(pool->b, &c, &d);

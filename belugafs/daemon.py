@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from logging.handlers import SysLogHandler, WatchedFileHandler
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -40,7 +39,7 @@ from belugafs.control import ControlDirectory
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
 from belugafs.scrub import Scrubber
-from belugafs.transport import Choice, Session, TransportError, choose
+from belugafs.transport import Choice, Plan, Session, TransportError, choose
 from belugafs.transport.direct import DirectSession
 from belugafs.transport.over_pyfuse3 import Pyfuse3Session, errno_of, is_late_reply
 
@@ -102,53 +101,50 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
                 scrubber = Scrubber(pool, options.scrub_bytes_per_s)
                 works.append(scrubber.run)
             control = ControlDirectory(pool, config, scrubber.stats if scrubber else dict)
-            mount = _Mount(pool, control, os.path.realpath(pool_path), mount_point, options)
-            mount.serve(transport, allow_other, works, report)
+            plan = Plan(
+                source=os.path.realpath(pool_path),
+                place=mount_point,
+                switches=_switches(options),
+                allow_other=allow_other,
+                publish_close=options.publish == "close",
+            )
+            _Mount(pool, control, plan).serve(transport, works, report)
         finally:
             pool.close()
             log.info("detached %s", pool_path)
 
 
 class _Mount:
-    """An attached pool, and where it is going to be mounted."""
+    """An attached pool that is going to be mounted."""
 
-    def __init__(
-        self,
-        pool: _native.Pool,
-        control: ControlDirectory,
-        source: str,
-        place: str,
-        options: MountOptions,
-    ) -> None:
+    def __init__(self, pool: _native.Pool, control: ControlDirectory, plan: Plan) -> None:
         self._pool = pool
         self._control = control
-        self._source = source
-        self._place = place
-        self._options = options
+        self._plan = plan
 
     def serve(
         self,
         transport: Choice,
-        allow_other: bool,
         works: Sequence[Callable[[threading.Event], None]],
         report: Reporter,
     ) -> None:
         """Mount, serve until the end, with ``works`` running beside. Raises MountError."""
+        place = self._plan.place
         _lower_oom_score(report)
         _keep_memory()
         report.stage("mounting")
         try:
-            session = self._session(transport, allow_other, report)
+            session = self._session(transport, report)
         except TransportError as error:
             raise MountError(str(error)) from error
-        connection = mounts.connection_of(self._place)
+        connection = mounts.connection_of(place)
 
         def on_ready() -> None:
             self._control.config.update(session.config())
-            log.info("serving %s on %s", self._source, self._place)
+            log.info("serving %s on %s", self._plan.source, place)
             report.ready()
 
-        life = _Life(session, self._place, on_ready)
+        life = _Life(session, place, on_ready)
         with _threads(*works):
             report.stage("waiting for the kernel's first request")
             try:
@@ -156,23 +152,16 @@ class _Mount:
             except* TransportError as group:
                 raise MountError(str(group.exceptions[0])) from group
             except* OSError as group:
-                unmounted = mounts.connection_of(self._place) != connection
-                _say_end(group, self._place, unmounted=unmounted)
+                unmounted = mounts.connection_of(place) != connection
+                _say_end(group, place, unmounted=unmounted)
             finally:
                 session.close(unmount=not life.detached)
 
-    def _session(self, transport: Choice, allow_other: bool, report: Reporter) -> Session:
+    def _session(self, transport: Choice, report: Reporter) -> Session:
         log.info("transport %s: %s", transport.name, transport.reason)
-        common: dict[str, Any] = {
-            "source": self._source,
-            "place": self._place,
-            "switches": _switches(self._options),
-            "allow_other": allow_other,
-            "publish_close": self._options.publish == "close",
-        }
         if transport.name == "direct":
-            return DirectSession(self._pool, self._control, note=report.note, **common)
-        return Pyfuse3Session(self._pool, self._control, **common)
+            return DirectSession(self._pool, self._control, self._plan, report.note)
+        return Pyfuse3Session(self._pool, self._control, self._plan)
 
 
 def _judge(record: logging.LogRecord) -> bool:
@@ -270,12 +259,12 @@ def prepare_mount_point(path: str) -> str:
     return os.path.realpath(place)
 
 
-def _switches(options: MountOptions) -> set[str]:
+def _switches(options: MountOptions) -> frozenset[str]:
     """What mount(8) has for every filesystem."""
     # A cache holds no programs and no devices.
     switches = [*(("nodev", "nosuid") if os.geteuid() == 0 else ()), *options.kernel]
     chosen = {switch.removeprefix("no"): switch for switch in switches}
-    return {*chosen.values(), *(("ro",) if options.readonly else ())}
+    return frozenset({*chosen.values(), *(("ro",) if options.readonly else ())})
 
 
 def _allow_other(options: MountOptions, report: Reporter) -> bool:

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from belugafs.transport import choose
+from belugafs.transport import choose, kernel_release
 
 State = Literal["ok", "limited", "missing"]
 
@@ -57,13 +56,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def _release() -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", platform.release())
-    return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
 def _kernel() -> Finding:
-    state: State = "ok" if _release() >= (5, 17) else "limited"
+    state: State = "ok" if kernel_release() >= (5, 17) else "limited"
     text = f"Linux {platform.release()}"
     if state == "limited":
         text += "; before 5.17 a killed writer cannot always be told from one that closes"
@@ -117,7 +111,7 @@ def _core() -> Finding:
 
 
 def _passthrough() -> Finding:
-    if _release() < (6, 9):
+    if kernel_release() < (6, 9):
         return Finding("passthrough", "missing", "needs Linux 6.9")
     return Finding(
         "passthrough",

@@ -11,7 +11,7 @@ from belugafs.command import Command, bytes_bar, json_option, say, size_value
 from belugafs.control_client import Daemon
 from belugafs.exits import Exit
 from belugafs.options import MountOptions
-from belugafs.pool import PoolError, Progress, is_directory_pool
+from belugafs.pool import Progress
 from belugafs.units import SIZE_MAX_BYTES, format_size
 
 Report = dict[str, Any]
@@ -106,22 +106,21 @@ def evict(where: str, size_bytes: int | None, percent: float | None, progress: P
             evictable = daemon.evictable_bytes()
         pool_path, stats = mount.source, status.report(where)["stats"]
     else:
-        if os.path.isdir(where) and not is_directory_pool(where):
-            raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+        mounts.refuse_plain_directory(where)
         pool_path = os.path.realpath(where)
         opened, _ = attach.open_checked(where, readonly=False, lock="exclusive")
         with opened, attach.attach(opened, MountOptions(), wait_s=attach.LOCK_WAIT_S) as pool:
             stats = pool.statfs()
             wanted = _wanted(stats, size_bytes, percent)
             freed, first = 0, stats["evicted_blocks"]
-            total = min(wanted, _evictable_bytes(pool))
+            total = min(wanted, status.evictable_bytes(pool))
             got = 1
             while got and freed < wanted:
                 missing = -(-(wanted - freed) // _native.GRANULE_BYTES)
                 got = pool.evict(min(missing, _STEP_GRANULES)) * _native.GRANULE_BYTES
                 freed += got
                 progress(freed, total)
-            stats, evictable = pool.statfs(), _evictable_bytes(pool)
+            stats, evictable = pool.statfs(), status.evictable_bytes(pool)
             blocks = stats["evicted_blocks"] - first
     everything = size_bytes is None and percent is None
     return {
@@ -140,7 +139,3 @@ def _wanted(stats: dict[str, Any], size_bytes: int | None, percent: float | None
     if percent is not None:
         return int(stats["data_granules"] * _native.GRANULE_BYTES * percent / 100)
     return SIZE_MAX_BYTES if size_bytes is None else size_bytes
-
-
-def _evictable_bytes(pool: _native.Pool) -> int:
-    return pool.evictable(0, status.ALL_SLOTS)[0] * _native.GRANULE_BYTES

@@ -1,7 +1,6 @@
 """Mounts of belugafs on this machine: to find them, to tell a dead one, to take one away."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -9,17 +8,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from belugafs import mountcalls
 from belugafs._pool.host import Mount, mounts
 from belugafs.exits import Exit
-from belugafs.pool import PoolError
+from belugafs.pool import PoolError, is_directory_pool
 
 FS_TYPE = "fuse.belugafs"
 UMOUNT_HELPER = f"/sbin/umount.{FS_TYPE}"
-MNT_DETACH = 2
 _UNMOUNT_LIMIT_S = 10
 _TELL_LIMIT_S = 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def belugafs_mounts() -> list[Mount]:
@@ -70,6 +67,13 @@ def only_mount() -> Mount:
     )
 
 
+def refuse_plain_directory(path: str, asked: str = "") -> None:
+    """For what takes an unmounted pool: raise PoolError for a directory that is none. ``asked``:
+    what the user has said, if it isn't the path."""
+    if os.path.isdir(path) and not is_directory_pool(path):
+        raise PoolError(f"no belugafs is mounted on {asked or path}", Exit.NOT_FOUND)
+
+
 def real_place(path: str) -> str:
     """The absolute path with links resolved in all but the last part, which may be dead."""
     absolute = os.path.abspath(path)
@@ -92,12 +96,13 @@ def is_dead(path: str) -> bool:
 def unmount(mount_point: str, *, lazy: bool) -> None:
     """Unmount, as root or as the user who mounted it. ``lazy``: gone from the tree at once,
     open files go on. Raises OSError."""
-    if _libc.umount2(os.fsencode(mount_point), MNT_DETACH if lazy else 0) == 0:
+    try:
+        mountcalls.umount(mount_point, lazy=lazy)
         return
-    number = ctypes.get_errno()
-    helper = shutil.which("fusermount3")
-    if number != errno.EPERM or helper is None:
-        raise OSError(number, os.strerror(number), mount_point)
+    except OSError as error:
+        helper = shutil.which("fusermount3")
+        if error.errno != errno.EPERM or helper is None:
+            raise
     command = [helper, "-u", *(["-z"] if lazy else []), "--", mount_point]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_UNMOUNT_LIMIT_S, check=False

@@ -7,14 +7,14 @@ import uuid
 from typing import Any
 
 from belugafs import attach, holders, mounts
-from belugafs._native import GRANULE_BYTES
+from belugafs._native import GRANULE_BYTES, Pool
 from belugafs._pool.host import Mount
 from belugafs.control import COMMAND_NAME, DIRECTORY_NAME, parse_pairs
 from belugafs.exits import Exit
-from belugafs.pool import PoolError, is_directory_pool
+from belugafs.pool import PoolError
 from belugafs.units import format_size
 
-ALL_SLOTS = (1 << 32) - 1
+_ALL_SLOTS = (1 << 32) - 1
 _ANSWER_LIMIT_S = 5.0
 _left_behind: list[subprocess.Popen[str]] = []
 """Not waited for, and kept, so that nobody else waits for them either."""
@@ -61,13 +61,17 @@ def report(where: str) -> Report:
     mount = mounts.mount_of(where)
     if mount is not None:
         return _of_mount(mount)
-    if os.path.isdir(where) and not is_directory_pool(where):
-        raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+    mounts.refuse_plain_directory(where)
     with attach.attached_readonly(where) as (pool, super_):
         numbers = pool.statfs()
         found = _report(os.path.realpath(where), None, numbers, super_["uuid"], super_["label"])
-        found["evictable_bytes"] = pool.evictable(0, ALL_SLOTS)[0] * GRANULE_BYTES
+        found["evictable_bytes"] = evictable_bytes(pool)
         return found
+
+
+def evictable_bytes(pool: Pool) -> int:
+    """What eviction could free of an attached pool now."""
+    return pool.evictable(0, _ALL_SLOTS)[0] * GRANULE_BYTES
 
 
 def _of_mount(mount: Mount) -> Report:

@@ -22,7 +22,7 @@ from belugafs.control_client import Daemon
 from belugafs.exits import Exit
 from belugafs.listing import split_pool_path
 from belugafs.options import MountOptions
-from belugafs.pool import PoolError, Progress, is_directory_pool
+from belugafs.pool import PoolError, Progress
 from belugafs.poolwalk import GONE, File
 from belugafs.units import format_size
 
@@ -126,8 +126,8 @@ def verify(where: str, *, drop: bool, progress: Progress) -> Report:
         mount = of_pool[0] if of_pool else None
         if mount is not None:
             where = os.path.join(mount.mount_point, inside.strip("/"))
-        elif os.path.isdir(pool_path) and not is_directory_pool(pool_path):
-            raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+        else:
+            mounts.refuse_plain_directory(pool_path, where)
     if mount is not None:
         pool_path = mount.source
         if status.report(mount.mount_point)["config"].get("readonly") != "yes":

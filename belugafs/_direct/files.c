@@ -54,9 +54,9 @@ static int made(struct ds_req *r, int rc, const struct bfs_attr *a, u64 fh, u32 
 	u64 *user;
 	if (rc) return rc;
 	note_writer(r, fh);
-	if (ds_config_of(r->d)->publish_close && (user = bfs_handle_user(r->b, fh)) && user[0]) user[0] |= DS_HIDDEN;
+	if (ds_config_of(r->d)->still_open && (user = bfs_handle_user(r->b, fh)) && user[0]) user[0] |= DS_HIDDEN;
 	/* With publish=close only the descriptors of a new file reach it: its name isn't cached. */
-	ds_entry(r->d, a, ds_config_of(r->d)->publish_close ? 0 : CACHE_S, &out.e);
+	ds_entry(a, ds_config_of(r->d)->still_open ? 0 : CACHE_S, &out.e);
 	out.o.open_flags = open_flags(r, flags | O_RDWR);
 	return ds_reply(r, &out, sizeof out);
 }

@@ -35,7 +35,7 @@ static bool add(struct list *l, const char *name, size_t len, u64 ino, u32 type,
 	if (l->n + all > l->max) return false;
 	if (l->plus) {
 		struct fp_entry_out x = {0};
-		if (a) ds_entry(l->r->d, a, valid_s, &x);
+		if (a) ds_entry(a, valid_s, &x);
 		memcpy(p, &x, sizeof x), p += sizeof x;
 	}
 	memcpy(p, &e, sizeof e);

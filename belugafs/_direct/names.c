@@ -38,9 +38,8 @@ void ds_attr(const struct bfs_attr *a, struct fp_attr *o)
 	split(a->ctime_ns, &o->ctime, &o->ctime_ns);
 }
 
-void ds_entry(struct ds *d, const struct bfs_attr *a, u32 valid_s, struct fp_entry_out *o)
+void ds_entry(const struct bfs_attr *a, u32 valid_s, struct fp_entry_out *o)
 {
-	(void)d;
 	*o = (struct fp_entry_out){.nodeid = a->ino, .generation = a->ino >> 32, .entry_valid_s = valid_s, .attr_valid_s = valid_s};
 	ds_attr(a, &o->attr);
 }
@@ -49,7 +48,7 @@ static int entry(struct ds_req *r, int rc, const struct bfs_attr *a)
 {
 	struct fp_entry_out e;
 	if (rc) return rc;
-	ds_entry(r->d, a, CACHE_S, &e);
+	ds_entry(a, CACHE_S, &e);
 	return ds_reply(r, &e, sizeof e);
 }
 
@@ -105,14 +104,23 @@ int ds_statx(struct ds_req *r)
 	return ds_reply(r, &o, sizeof o);
 }
 
+/* A regular file's mode without set-user-id and set-group-id goes into in and mask, if it has one of them. */
+static int without_privileges(struct bfs *b, u64 ino, struct bfs_attr *in, u32 *mask)
+{
+	struct bfs_attr a;
+	int rc = bfs_getattr(b, ino, &a);
+	if (rc) return rc;
+	u32 drop = S_ISUID | (a.mode & S_IXGRP ? S_ISGID : 0);
+	if (S_ISREG(a.mode) && a.mode & drop) *mask |= BFS_SET_MODE, in->mode = a.mode & 07777 & ~drop;
+	return 0;
+}
+
 int ds_drop_privileges(struct bfs *b, u64 ino)
 {
-	struct bfs_attr a, out;
-	int rc = bfs_getattr(b, ino, &a);
-	u32 drop = S_ISUID | (a.mode & S_IXGRP ? S_ISGID : 0);
-	if (rc || !S_ISREG(a.mode) || !(a.mode & drop)) return rc;
-	a.mode &= 07777 & ~drop;
-	return bfs_setattr(b, ino, BFS_SET_MODE, &a, 0, &out);
+	struct bfs_attr in = {0}, out;
+	u32 mask = 0;
+	int rc = without_privileges(b, ino, &in, &mask);
+	return rc || !mask ? rc : bfs_setattr(b, ino, mask, &in, 0, &out);
 }
 
 /* Times that the pool can't hold (before 1677, after 2262) become the nearest, as on every filesystem. */
@@ -142,11 +150,8 @@ int ds_setattr(struct ds_req *r)
 	if (x->valid & FP_SET_CTIME) mask |= BFS_SET_CTIME, in.ctime_ns = join(x->ctime, x->ctime_ns);
 	/* The kernel leaves it to us to take set-user-id away, when another owner comes and when it says so. */
 	if (!(mask & BFS_SET_MODE) && (mask & (BFS_SET_UID | BFS_SET_GID) || x->valid & FP_SET_KILL_SUIDGID)) {
-		struct bfs_attr a;
-		int rc = bfs_getattr(r->b, ino, &a);
-		u32 drop = rc ? 0 : S_ISUID | (a.mode & S_IXGRP ? S_ISGID : 0);
+		int rc = without_privileges(r->b, ino, &in, &mask);
 		if (rc) return rc;
-		if (S_ISREG(a.mode) && a.mode & drop) mask |= BFS_SET_MODE, in.mode = a.mode & 07777 & ~drop;
 	}
 	int rc = bfs_setattr(r->b, ino, mask, &in, x->valid & FP_SET_FH ? x->fh : 0, &out);
 	return attributes(r, rc, &out);

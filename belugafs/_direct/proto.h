@@ -6,7 +6,6 @@
 #define BELUGAFS_DIRECT_PROTO_H
 
 #include <stdint.h>
-#include <sys/ioctl.h>
 
 #define FP_MAJOR 7
 #define FP_MINOR 40u

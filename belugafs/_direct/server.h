@@ -39,9 +39,8 @@ struct ds_config {
 	int fd;             /* of /dev/fuse, mounted; stays the caller's */
 	u32 max_pages;      /* of a request, as far as the kernel lets */
 	u32 threads;        /* that wait for requests at a time */
-	bool publish_close;
 	ds_control *control;
-	ds_still_open *still_open;
+	ds_still_open *still_open; /* NULL: not publish=close */
 	ds_log *log;
 	void *ctx;
 };
@@ -83,7 +82,7 @@ const char *ds_name(struct ds_req *r, size_t *len);
 static inline bool ds_is_control(u64 ino) { return !(u32)ino; } /* slot 0 is never an object's */
 
 void ds_attr(const struct bfs_attr *a, struct fp_attr *out);
-void ds_entry(struct ds *d, const struct bfs_attr *a, u32 valid_s, struct fp_entry_out *out);
+void ds_entry(const struct bfs_attr *a, u32 valid_s, struct fp_entry_out *out);
 
 ds_handler ds_lookup, ds_getattr, ds_setattr, ds_statx, ds_readlink, ds_symlink, ds_mknod, ds_mkdir, ds_unlink, ds_rmdir, ds_rename, ds_rename2, ds_link,
 	ds_statfs, ds_setxattr, ds_getxattr, ds_listxattr, ds_removexattr;

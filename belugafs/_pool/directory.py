@@ -8,16 +8,16 @@ The size of the tmpfs is the pool's cap: the kernel holds it, whoever stores.
 """
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
 import stat
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from belugafs import mountcalls
 from belugafs._pool import host
 from belugafs._pool.base import PoolError, PoolInfo
 from belugafs.exits import Exit
@@ -30,8 +30,7 @@ SOURCE = "belugafs"
 """Of the tmpfs, in the mount table: that is how one without a pool in it is known as ours."""
 
 _CONF_VERSION = 1
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
-_MNT_DETACH = 2
+_FLAGS = mountcalls.NOSUID | mountcalls.NODEV | mountcalls.NOEXEC
 
 
 @dataclass(frozen=True)
@@ -97,36 +96,27 @@ def is_ours(mount: host.Mount) -> bool:
 def mount_tmpfs(path: str, conf: Conf) -> Conf:
     """Mount it. The result says what there is: no ``huge`` where the kernel has none. Raises
     PoolError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     for huge in dict.fromkeys([conf.huge, None]):
         options = [f"size={conf.size_bytes}", "nr_inodes=0", "mode=0700"]
         options += [f"huge={huge}"] if huge else []
         options += [f"mpol=bind:{conf.numa_node}"] if conf.numa_node is not None else []
-        done = libc.mount(
-            SOURCE.encode(),
-            os.fsencode(os.path.realpath(path)),
-            b"tmpfs",
-            ctypes.c_ulong(_MS_NOSUID | _MS_NODEV | _MS_NOEXEC),
-            ",".join(options).encode(),
-        )
-        if done == 0:
-            return Conf(conf.size_bytes, conf.inodes, conf.label, conf.numa_node, huge)
-        number = ctypes.get_errno()
-        if number != errno.EINVAL:
+        try:
+            mountcalls.mount(SOURCE, os.path.realpath(path), "tmpfs", _FLAGS, ",".join(options))
+            return replace(conf, huge=huge)
+        except OSError as error:
+            refused = error
+        if refused.errno != errno.EINVAL:
             break
+    denied = refused.errno in (errno.EPERM, errno.EACCES)
     raise PoolError(
-        f"a tmpfs cannot be mounted on {path} ({','.join(options)}): {os.strerror(number)}",
-        Exit.PERMISSION if number in (errno.EPERM, errno.EACCES) else Exit.UNSUPPORTED,
+        f"a tmpfs cannot be mounted on {path} ({','.join(options)}): {refused.strerror}",
+        Exit.PERMISSION if denied else Exit.UNSUPPORTED,
     )
 
 
 def unmount_tmpfs(path: str, *, lazy: bool = False) -> None:
     """Raises OSError: EBUSY while somebody has a file of it open or mapped."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    place = os.fsencode(os.path.realpath(path))
-    if libc.umount2(place, ctypes.c_int(_MNT_DETACH if lazy else 0)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
+    mountcalls.umount(os.path.realpath(path), lazy=lazy)
 
 
 def fill(path: str, conf: Conf, native: Any, pool_uuid: uuid.UUID) -> dict[str, Any]:

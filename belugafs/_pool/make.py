@@ -172,10 +172,7 @@ def _open_existing(request: Request, warn: Callable[[str], None]) -> OpenPool:
     try:
         return open_pool(request.path, lock="exclusive", check_space=False)
     except PoolInUse as error:
-        if request.force < 2:
-            raise PoolInUse(
-                f"{error} (--force --force destroys it under its users)", error.holders
-            ) from error
+        request.refuse_in_use(error)
         warn(f"{error}: forced, so the mount will fail and its blocks are lost")
         return open_pool(request.path, lock=None, check_space=False)
 

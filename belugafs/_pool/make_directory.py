@@ -33,12 +33,13 @@ def make_directory_pool(request: Request, native: Any, warn: Callable[[str], Non
             "below it",
             Exit.FOREIGN,
         )
-    former = None if mount else _check_content(path, forced=request.force > 0)
-    if mount is not None:
+    former: directory.Conf | None
+    if mount is None:
+        former = _check_content(path, forced=request.force > 0)
+    else:
         former = _conf_of(path, mount)
-    if mount is not None:
         _check_free(request, warn)
-    if (mount or former) and not request.force:
+    if former and not request.force:
         raise PoolError(
             f"{path} holds a belugafs pool already; to use it: mount -t belugafs "
             f"{shlex.quote(path)} /mnt/beluga (--force makes a new pool there, and all of its "
@@ -92,7 +93,7 @@ def _check_content(path: str, *, forced: bool) -> directory.Conf | None:
         return None
 
 
-def _conf_of(path: str, mount: host.Mount) -> directory.Conf | None:
+def _conf_of(path: str, mount: host.Mount) -> directory.Conf:
     """What the pool that is there was made with: its size, at least."""
     whole = os.statvfs(path)
     return directory.Conf(whole.f_blocks * whole.f_frsize, numa_node=host.bound_node(mount))
@@ -135,10 +136,7 @@ def _check_free(request: Request, warn: Callable[[str], None]) -> None:
     try:
         open_pool(request.path, lock="exclusive").close()
     except PoolInUse as error:
-        if request.force < 2:
-            raise PoolInUse(
-                f"{error} (--force --force destroys it under its users)", error.holders
-            ) from error
+        request.refuse_in_use(error)
         warn(f"{error}: forced, so its blocks are lost to everybody but who has them open")
     except PoolError as error:
         if error.exit_code not in (Exit.EMPTY, Exit.FOREIGN):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from belugafs._pool.base import PoolInUse
+
 # Limits of the format; the C core checks them again.
 HOSTS_MAX = 16
 LABEL_BYTES_MAX = 64
@@ -22,6 +24,12 @@ class Request:
     force: int = 0
     numa_node: int | None = None
     """Of a directory pool."""
+
+    def refuse_in_use(self, error: PoolInUse) -> None:
+        """Raise it, with what would help, unless it was forced twice."""
+        if self.force < 2:
+            text = f"{error} (--force --force destroys it under its users)"
+            raise PoolInUse(text, error.holders) from error
 
 
 @dataclass(frozen=True)

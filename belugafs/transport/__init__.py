@@ -15,6 +15,7 @@ asks :func:`choose` and runs a :class:`Session`.
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from belugafs.options import Transport
@@ -32,6 +33,20 @@ class Choice(NamedTuple):
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be mounted, and how, whichever transport does it."""
+
+    source: str
+    """As the mount table is going to show it."""
+    place: str
+    switches: frozenset[str]
+    """Options that mount(8) has for every filesystem (``ro``, ``nodev``); those that only undo one
+    (``dev``) have no effect."""
+    allow_other: bool
+    publish_close: bool
 
 
 class Session(Protocol):

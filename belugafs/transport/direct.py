@@ -11,13 +11,12 @@ import trio
 from belugafs import _native, mounts
 from belugafs.control import ControlDirectory
 from belugafs.opener import Opener, has_open
-from belugafs.transport import TransportError
+from belugafs.transport import Plan, TransportError
 from belugafs.transport.control_replies import ControlReplies
 from belugafs.transport.mounting import mount
 
 log = logging.getLogger("belugafs.transport")
 
-PAGE_BYTES = 4096
 WANTED_PAGES = 1024
 """4 MiB a request: a block of the usual size goes in one."""
 DEFAULT_PAGES = 256
@@ -51,22 +50,17 @@ class DirectSession:
         self,
         pool: _native.Pool,
         control: ControlDirectory,
-        *,
-        source: str,
-        place: str,
-        switches: set[str],
-        allow_other: bool,
-        publish_close: bool,
+        plan: Plan,
         note: Callable[[str], None],
     ) -> None:
         self._pool = pool
         self._replies = ControlReplies(control)
-        self._place = place
-        self._publish_close = publish_close
+        self._place = plan.place
+        self._publish_close = plan.publish_close
         self._pages = request_pages(note)
         self._device = ""
         self._server: _native.DirectServer | None = None
-        self._fd = mount(source, place, switches, allow_other=allow_other)
+        self._fd = mount(plan)
 
     def config(self) -> dict[str, object]:
         """See :class:`belugafs.transport.Session`."""

@@ -1,7 +1,6 @@
 """Mounting a FUSE connection of our own: by mount(2) as root, by fusermount3 otherwise."""
 
 import array
-import ctypes
 import errno
 import os
 import shutil
@@ -9,65 +8,59 @@ import socket
 import stat
 import subprocess
 
+from belugafs import mountcalls
 from belugafs.mounts import FS_TYPE
-from belugafs.transport import TransportError
+from belugafs.transport import Plan, TransportError
 
 _LIMIT_S = 10
 
 # mount(2)
 _FLAGS = {
     "ro": 1,
-    "nosuid": 2,
-    "nodev": 4,
-    "noexec": 8,
+    "nosuid": mountcalls.NOSUID,
+    "nodev": mountcalls.NODEV,
+    "noexec": mountcalls.NOEXEC,
     "sync": 16,
     "dirsync": 128,
     "noatime": 1024,
 }
 
-_libc = ctypes.CDLL(None, use_errno=True)
+
+def mount(plan: Plan) -> int:
+    """A descriptor of /dev/fuse that serves what is mounted now. Raises TransportError."""
+    return _by_root(plan) if os.geteuid() == 0 else _by_fusermount(plan)
 
 
-def mount(source: str, place: str, switches: set[str], *, allow_other: bool) -> int:
-    """A descriptor of /dev/fuse that serves what is now mounted on ``place``.
-
-    ``switches`` are options that mount(8) has for every filesystem (``ro``, ``nodev``); those
-    that only undo one (``dev``) have no effect. Raises TransportError.
-    """
-    if os.geteuid() == 0:
-        return _by_root(source, place, switches, allow_other)
-    return _by_fusermount(source, place, switches, allow_other)
-
-
-def _by_root(source: str, place: str, switches: set[str], allow_other: bool) -> int:
+def _by_root(plan: Plan) -> int:
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    kind = stat.S_IFMT(os.stat(place).st_mode)
+    kind = stat.S_IFMT(os.stat(plan.place).st_mode)
     data = f"fd={fd},rootmode={kind:o},user_id=0,group_id={os.getegid()},default_permissions"
-    if allow_other:
+    if plan.allow_other:
         data += ",allow_other"
     flags = 0
-    for switch in switches:
+    for switch in plan.switches:
         flags |= _FLAGS.get(switch, 0)
     # The part behind the dot is the subtype, as mount(8) and /proc/mounts write it.
-    if _libc.mount(os.fsencode(source), os.fsencode(place), FS_TYPE.encode(), flags, data.encode()):
-        number = ctypes.get_errno()
+    try:
+        mountcalls.mount(plan.source, plan.place, FS_TYPE, flags, data)
+    except OSError as error:
         os.close(fd)
-        advice = "; the container needs CAP_SYS_ADMIN" if number == errno.EPERM else ""
-        raise TransportError(f"{place} cannot be mounted: {os.strerror(number)}{advice}")
+        advice = "; the container needs CAP_SYS_ADMIN" if error.errno == errno.EPERM else ""
+        raise TransportError(f"{plan.place} cannot be mounted: {error.strerror}{advice}") from None
     return fd
 
 
-def _by_fusermount(source: str, place: str, switches: set[str], allow_other: bool) -> int:
+def _by_fusermount(plan: Plan) -> int:
     helper = shutil.which("fusermount3")
     if helper is None:
         raise TransportError("fusermount3 is not there: apt install fuse3, or mount as root")
-    plain = source.replace("\\", "\\\\").replace(",", "\\,")
-    options = [*sorted(switches), f"fsname={plain}", f"subtype={FS_TYPE.partition('.')[2]}"]
-    options += ["default_permissions", *(["allow_other"] if allow_other else [])]
+    plain = plan.source.replace("\\", "\\\\").replace(",", "\\,")
+    options = [*sorted(plan.switches), f"fsname={plain}", f"subtype={FS_TYPE.partition('.')[2]}"]
+    options += ["default_permissions", *(["allow_other"] if plan.allow_other else [])]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         done = subprocess.run(
-            [helper, "-o", ",".join(options), "--", place],
+            [helper, "-o", ",".join(options), "--", plan.place],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -78,7 +71,9 @@ def _by_fusermount(source: str, place: str, switches: set[str], allow_other: boo
         )
         if done.returncode != 0:
             said = done.stderr.strip().removeprefix("fusermount3: ")
-            raise TransportError(f"{place} cannot be mounted: {said or 'fusermount3 refused it'}")
+            raise TransportError(
+                f"{plan.place} cannot be mounted: {said or 'fusermount3 refused it'}"
+            )
         return _received(ours)
 
 

@@ -10,40 +10,30 @@ import pyfuse3
 
 from belugafs import _native, mounts
 from belugafs.control import ControlDirectory
-from belugafs.transport import TransportError, polling
+from belugafs.transport import Plan, TransportError, polling
 from belugafs.transport.operations import Operations
 
 
 class Pyfuse3Session:
     """One mount; there is one in a process. Raises TransportError where it cannot be mounted."""
 
-    def __init__(
-        self,
-        pool: _native.Pool,
-        control: ControlDirectory,
-        *,
-        source: str,
-        place: str,
-        switches: set[str],
-        allow_other: bool,
-        publish_close: bool,
-    ) -> None:
+    def __init__(self, pool: _native.Pool, control: ControlDirectory, plan: Plan) -> None:
         self._on_ready: Callable[[], None] = lambda: None
         operations = Operations(
-            pool, control, publish_close=publish_close, on_ready=lambda: self._on_ready()
+            pool, control, publish_close=plan.publish_close, on_ready=lambda: self._on_ready()
         )
-        options = {"default_permissions", "subtype=belugafs", *switches}
-        options.add("fsname=" + _escaped(source))
-        if allow_other:
+        options = {"default_permissions", "subtype=belugafs", *plan.switches}
+        options.add("fsname=" + _escaped(plan.source))
+        if plan.allow_other:
             options.add("allow_other")
         try:
-            pyfuse3.init(operations, place, options)
+            pyfuse3.init(operations, plan.place, options)
         except RuntimeError:
             raise TransportError(
-                f"{place} cannot be mounted: the kernel or fusermount3 refused it"
+                f"{plan.place} cannot be mounted: the kernel or fusermount3 refused it"
                 + ("" if os.geteuid() == 0 else " (the directory must be yours)")
             ) from None
-        operations.device = mounts.device_number(place)
+        operations.device = mounts.device_number(plan.place)
         polling.install()
 
     def config(self) -> dict[str, object]:

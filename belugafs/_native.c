@@ -397,6 +397,8 @@ static PyObject *native_fsck(PyObject *Py_UNUSED(self), PyObject *args, PyObject
 static PyMethodDef module_methods[] = {
 	{"mkfs", (PyCFunction)(void (*)(void))native_mkfs, METH_VARARGS | METH_KEYWORDS, NULL},
 	{"directory_bytes", (PyCFunction)(void (*)(void))native_directory_bytes, METH_VARARGS | METH_KEYWORDS, NULL},
+	{"opener_of", native_opener_of, METH_O, NULL},
+	{"is_killed", native_is_killed, METH_VARARGS, NULL},
 	{"peek", (PyCFunction)(void (*)(void))native_peek, METH_VARARGS | METH_KEYWORDS, NULL},
 	{"fsck", (PyCFunction)(void (*)(void))native_fsck, METH_VARARGS | METH_KEYWORDS, NULL},
 	{NULL, NULL, 0, NULL},

@@ -59,6 +59,7 @@ int native_conv_name(PyObject *o, void *name_out); /* "O&", cleans up after itse
 PyObject *native_attr(const struct bfs_attr *a);
 PyObject *native_super(const struct bfs_super *sb);
 int native_init_pool(void);
+PyObject *native_opener_of(PyObject *self, PyObject *thread_id), *native_is_killed(PyObject *self, PyObject *args);
 
 /* Maps the descriptor; NULL: OSError is set. */
 MapObject *native_map(int fd, u64 size, bool readonly, bool coherent);

@@ -352,6 +352,13 @@ class Pool:
     def extents(self, ino: int, max: int = 1024) -> list[tuple[int, int, int, bool]]:
         """(file granule, granule address, length in granules, overlay) of a file's data."""
 
+def opener_of(thread_id: int, /) -> tuple[int, int] | None:
+    """The process of a thread: its id, and its start in ticks since boot. None where it cannot be
+    seen. Costs two small reads of /proc, once a second for each thread."""
+
+def is_killed(tgid: int, start_ticks: int, /) -> bool:
+    """Whether that process is exiting because of a signal. False where it cannot be told."""
+
 class DirectServer:
     """Serves the FUSE protocol on a mounted descriptor of /dev/fuse, by threads without the GIL.
 

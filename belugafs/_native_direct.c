@@ -1,4 +1,4 @@
-/* The type DirectServer: the direct transport (belugafs/_direct) on an attached Pool.
+/* The type DirectServer: the direct transport (belugafs/_direct) on an attached Pool; and what the other one uses of it.
  *
  * Its threads run without the GIL; they take it only for what Python answers: the directory .beluga, and the log. */
 #include "_native.h"
@@ -151,6 +151,30 @@ static void server_dealloc(ServerObject *s)
 	Py_XDECREF(s->log);
 	Py_XDECREF(s->still_open);
 	Py_TYPE(s)->tp_free((PyObject *)s);
+}
+
+/* ---- who opened a file: for the other transport, too -------------------------------------------------- */
+PyObject *native_opener_of(PyObject *Py_UNUSED(self), PyObject *thread_id)
+{
+	u64 opener[2];
+	u32 id;
+	if (!native_conv_u32(thread_id, &id)) return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	ds_opener(id, opener);
+	Py_END_ALLOW_THREADS
+	if (!opener[0]) Py_RETURN_NONE;
+	return Py_BuildValue("KK", (unsigned long long)opener[0], (unsigned long long)opener[1]);
+}
+
+PyObject *native_is_killed(PyObject *Py_UNUSED(self), PyObject *args)
+{
+	u64 opener[2];
+	bool killed;
+	if (!PyArg_ParseTuple(args, "O&O&:is_killed", native_conv_u64, &opener[0], native_conv_u64, &opener[1])) return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	killed = ds_is_killed(opener);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(killed);
 }
 
 static PyMethodDef methods[] = {

@@ -30,20 +30,15 @@ close, are a process in another pid namespace or of another user as above, and o
 """
 
 import os
-import signal
 import time
 from typing import NamedTuple
 
-# Linux hands out thread ids in turn; in so short a time none comes back.
+from belugafs import _native
+
 _REMEMBER_S = 1.0
 _REMEMBER_MAX = 1024
 
 _DESCRIPTORS_MAX = 1024
-
-_STOP_SIGNALS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
-
-
-_RUNNING, _EXECUTING, _EXITING, _GONE = "running", "executing", "exiting", "gone"
 
 
 class Opener(NamedTuple):
@@ -54,45 +49,18 @@ class Opener(NamedTuple):
     start_ticks: int
 
 
-class _Stat(NamedTuple):
-    start_ticks: int
-    exit_code: int
-
-
-_remembered: dict[int, tuple[float, Opener]] = {}
 _remembered_mounts: dict[tuple[Opener, str], tuple[float, list[bytes]]] = {}
 
 
 def opener_of(thread_id: int) -> Opener | None:
-    """The process of a thread; None where it cannot be seen. Costs two small reads of /proc,
-    once a second for each thread."""
-    if thread_id <= 0:
-        return None
-    now = time.monotonic()
-    known = _remembered.get(thread_id)
-    if known is not None and now - known[0] < _REMEMBER_S:
-        return known[1]
-    tgid = _tgid(thread_id)
-    stat = _stat(tgid) if tgid else None
-    if stat is None:
-        return None
-    if len(_remembered) >= _REMEMBER_MAX:
-        _remembered.clear()
-    opener = Opener(tgid, stat.start_ticks)
-    _remembered[thread_id] = (now, opener)
-    return opener
+    """The process of a thread; None where it cannot be seen."""
+    found = _native.opener_of(max(thread_id, 0))
+    return Opener(*found) if found is not None else None
 
 
 def is_killed(opener: Opener | None) -> bool:
     """Whether the process is exiting because of a signal. False where it cannot be told."""
-    if opener is None or _memory(opener.tgid) != _EXITING:
-        return False
-    stat = _stat(opener.tgid)
-    if stat is None or stat.start_ticks != opener.start_ticks:
-        return False
-    # The low 7 bits are the signal; a stopped process shows its stop signal there.
-    number = stat.exit_code & 0x7F
-    return number != 0 and number not in _STOP_SIGNALS
+    return opener is not None and _native.is_killed(*opener)
 
 
 def has_open(opener: Opener | None, device: str, inode: int) -> bool:
@@ -102,7 +70,7 @@ def has_open(opener: Opener | None, device: str, inode: int) -> bool:
     itself, which waits for us. Costs some 7 us for each descriptor that the process has.
     """
     # Another process that has got its number has no such file.
-    if opener is None or _memory(opener.tgid) != _RUNNING:
+    if opener is None or not _runs(opener.tgid):
         return False
     place = f"/proc/{opener.tgid}/fdinfo"
     try:
@@ -140,27 +108,10 @@ def _mount_ids(opener: Opener, device: str) -> list[bytes]:
     return list(ids)
 
 
-def _memory(tgid: int) -> str:
-    """What a process is doing, by what it has of memory. One that has ended does nothing."""
+def _runs(tgid: int) -> bool:
+    """Whether a process has memory and a program: neither exiting nor becoming another one."""
     fields = _read(f"/proc/{tgid}/statm").split()
-    if len(fields) < 4:
-        return _GONE
-    if fields[0] == b"0":
-        return _EXITING
-    return _RUNNING if fields[3] != b"0" else _EXECUTING
-
-
-def _tgid(thread_id: int) -> int:
-    text = _read(f"/proc/{thread_id}/status")
-    at = text.find(b"\nTgid:")
-    return int(text[at + 6 : text.index(b"\n", at + 1)]) if at >= 0 else 0
-
-
-def _stat(tgid: int) -> _Stat | None:
-    """Fields 22 and 52 of proc(5)'s stat; the name before them may hold any character."""
-    text = _read(f"/proc/{tgid}/stat")
-    fields = text[text.rfind(b")") + 2 :].split()
-    return _Stat(int(fields[19]), int(fields[49])) if len(fields) >= 50 else None
+    return len(fields) >= 4 and fields[0] != b"0" and fields[3] != b"0"
 
 
 def _read(path: str) -> bytes:

@@ -1,5 +1,5 @@
-/* Who opened a file for writing, and whether that process is being killed: see belugafs/opener.py, which does the
- * same for the other transport and says what is seen and what isn't.
+/* Who opened a file for writing, and whether that process is being killed, for both transports: belugafs/opener.py says
+ * what is seen and what isn't.
  *
  * The process of a thread is remembered for a second: Linux hands out thread ids in turn, in so short a time none
  * comes back. */

@@ -124,9 +124,16 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte[0] ^ 0x10]))
 
 
-def damage_names(native: Any, path: Path) -> None:
-    """The page with the name of ``file7``: it, and a few others, lose their names."""
-    flip(path, newest_page(native, path, KIND_BUCKET, b"file7") + 2000)
+def damage_names(native: Any, path: Path, spare: bytes | None = None) -> None:
+    """A page of names, that of ``file7`` or else of the next file: it, and a few others, lose their
+    names. ``spare`` may not be among them; which others are is chance, by the pool's seed."""
+    data = path.read_bytes()
+    for number in range(7, FILES):
+        at = newest_page(native, path, KIND_BUCKET, b"file%d" % number)
+        if spare is None or spare not in data[at : at + PAGE]:
+            flip(path, at + 2000)
+            return
+    pytest.fail("all names are in one page")
 
 
 def test_clean_pool(pool: Path) -> None:
@@ -263,7 +270,7 @@ def test_a_crashed_host_of_this_machine_is_no_obstacle(
     core.write(handle, 0, b"kept" * 3000)
     core.fsync(handle)
     core.close(clean=False)
-    damage_names(native, pool)
+    damage_names(native, pool, spare=b"synced")
     done = run_fsck("-y", pool)
     assert done.returncode == 1, done
     # What was synced before the crash is sealed by the next attachment, as without the repair.

@@ -53,7 +53,8 @@ struct bfs_obj *ov_writable(struct txn *t, struct bfs_inode *in, bool creator, b
 	const struct bfs_obj *c = ob_get(tview(t), in->ino, rc);
 	if (!c) return NULL;
 	if (c->owner && c->owner != b->slot + 1) *rc = bfs_fail(b, -EBUSY, "host slot %u is writing this file", c->owner - 1u);
-	else if (c->version != in->version || (c->state == BFS_ST_SEALED) != (in->state == BFS_ST_SEALED)) *rc = -EAGAIN; /* sealed meanwhile: read again */
+	else if ((*rc = nm_elsewhere(tview(t), c)) > 0) *rc = bfs_fail(b, -ESTALE, "the file has been deleted, and is open on another host");
+	else if (!*rc && (c->version != in->version || (c->state == BFS_ST_SEALED) != (in->state == BFS_ST_SEALED))) *rc = -EAGAIN; /* sealed meanwhile: read again */
 	if (*rc) return NULL;
 	struct bfs_obj *o = ob_cow(t, in->ino);
 	if (!o) return *rc = t->poison ? t->poison : -ESTALE, NULL;

@@ -193,15 +193,17 @@ static void drop_ref(struct bfs *b, struct bfs_inode *in, bool write) /* ilock i
 }
 
 /* May this host open o? */
-static int may_open(struct bfs *b, const struct bfs_obj *o, bool write)
+static int may_open(struct view *v, const struct bfs_obj *o, bool write)
 {
+	struct bfs *b = v->b;
+	int rc;
 	bool mine = o->owner == b->slot + 1;
 	if (S_ISDIR(o->mode)) return -EISDIR;
 	if (S_ISLNK(o->mode)) return -ELOOP;
 	if (!S_ISREG(o->mode)) return -ENXIO;
 	if ((o->state == BFS_ST_NEW || o->state == BFS_ST_ABANDONED) && !mine) return -ENOENT; /* private */
 	if (write && o->owner && !mine) return bfs_fail(b, -EBUSY, "host slot %u is writing this file", o->owner - 1u);
-	return 0;
+	return write && (rc = nm_elsewhere(v, o)) ? (rc > 0 ? -ENOENT : rc) : 0;
 }
 
 /* The other half of rule 16: in the table, thus announced; is it still so in the newest root? */
@@ -217,7 +219,7 @@ int in_check(struct bfs *b, struct bfs_inode *in)
 	lk(b, &b->ilock);
 	/* what this host has made of it since is right by itself */
 	if (in->sealing || in->state != BFS_ST_SEALED) rc = 0;
-	else if (o && (o->version != in->version || may_open(b, o, false))) rc = -ESTALE;
+	else if (o && (o->version != in->version || may_open(&r.v, o, false))) rc = -ESTALE;
 	if (rc) in->stale = true;
 	else atomic_store(&in->checked, true);
 	unlk(b, &b->ilock);
@@ -235,7 +237,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 		if ((rc = rd_begin(b, &r))) return rc;
 		in = *out = NULL;
 		const struct bfs_obj *o = ob_get(&r.v, ino, &rc);
-		if (o) rc = may_open(b, o, write);
+		if (o) rc = may_open(&r.v, o, write);
 		if (!rc) rc = join_table(b, ino, o, write, NULL, out);
 		if (!rc && !*out) {
 			if (!(in = in_alloc(b, ino))) rc = -ENOMEM;

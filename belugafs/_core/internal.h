@@ -210,6 +210,9 @@ int nm_create(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u3
 /* New regular file without a name, an orphan of this host in its first writing (the OPEN record is the caller's). */
 int nm_nameless(struct txn *t, u64 dir, u32 mode, u32 uid, u32 gid, u64 *ino);
 int nm_mkdir(struct txn *t, u64 dir, const void *name, size_t len, u32 mode, u32 uid, u32 gid, u8 flags, u64 *ino); /* flags: BFS_OF_NSBLOCK */
+/* 1: has lost its names, and is open on another host, which gives its space away when it is closed there: nobody else
+ * stores into it.  0: it isn't so. */
+int nm_elsewhere(struct view *v, const struct bfs_obj *o);
 /* The last release of an orphan of that host: its record and the object. */
 int nm_free_orphan(struct txn *t, u32 host, u64 ino);
 static inline u64 nm_keyb(const u8 *key, size_t klen) { return klen < 2 ? 0 : (u64)key[0] << 56 | (u64)key[1] << 48; } /* b of BFS_T_KEYS */

@@ -15,6 +15,8 @@ static inline int snap_cmp(const struct bfs_snap *p, const struct bfs_snap *q) {
 extern const u32 ld_claim_at[2];
 int ld_newer_of(struct bfs *b, u32 slot, const u32 at[2], u32 order, struct bfs_line *out, int *which, bool stale);
 int ld_line_retry(struct bfs *b, u32 slot, u32 index, struct bfs_line *l, bool stale);
+/* both lines of a pair; ok: 1 valid, 0 absent, -1 damaged, each */
+void ld_pair(struct bfs *b, u32 slot, u32 at0, u32 at1, struct bfs_line l[2], int ok[2], bool stale);
 int ld_read_roots(struct bfs *b, struct bfs_snap *best, bool stale);
 int ld_get_grant(struct bfs *b, u32 slot, struct bfs_line *l, int *which);
 void ld_put_grant(struct bfs *b, u64 chunks);

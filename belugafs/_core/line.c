@@ -60,17 +60,31 @@ int ld_line_retry(struct bfs *b, u32 slot, u32 index, struct bfs_line *l, bool s
 	return ok;
 }
 
+/* Two lines that are written in turn.  While one is being stored the other holds what counts, as it is
+ * then: it is read behind the one that is torn.  Read before, it may have been stored over since, and
+ * both of what it held and of what it got are missing. */
+void ld_pair(struct bfs *b, u32 slot, u32 at0, u32 at1, struct bfs_line l[2], int ok[2], bool stale)
+{
+	for (int tries = 0; tries < 4; tries++) {
+		ok[0] = line(b, slot, at0, &l[0], stale && !tries);
+		ok[1] = line(b, slot, at1, &l[1], stale && !tries);
+		if (ok[0] >= 0 && ok[1] >= 0) return;
+		if (ok[1] < 0 && !BFS_MUT(MUT_FIRST_LINE_OLD) && !BFS_MUT(MUT_NO_PREPUBLISH_CHECK)) ok[0] = line(b, slot, at0, &l[0], false);
+	}
+}
+
 int ld_read_roots(struct bfs *b, struct bfs_snap *best, bool stale)
 {
 	memset(best, 0, sizeof *best);
 	for (u32 s = 0; s < b->sb.nhosts; s++) {
 		int bad = 0;
+		struct bfs_line l[2];
+		int ok[2];
+		ld_pair(b, s, BFS_L_ROOT_A, BFS_L_ROOT_B, l, ok, stale);
 		for (u32 k = 0; k < 2; k++) {
-			struct bfs_line l;
-			int ok = ld_line_retry(b, s, BFS_L_ROOT_A + k, &l, stale);
-			bad += ok < 0;
-			if (ok <= 0) continue;
-			struct bfs_snap x = snap_of(&l);
+			bad += ok[k] < 0;
+			if (ok[k] <= 0) continue;
+			struct bfs_snap x = snap_of(&l[k]);
 			if (snap_cmp(best, &x) < 0) *best = x;
 		}
 		if (bad == 2) /* acknowledged state may be gone: nobody may take over */
@@ -91,12 +105,7 @@ int ld_newer_of(struct bfs *b, u32 slot, const u32 at[2], u32 order, struct bfs_
 {
 	struct bfs_line l[2];
 	int ok[2];
-	for (int tries = 0; tries < 4; tries++) {
-		for (int i = 0; i < 2; i++) ok[i] = line(b, slot, at[i], &l[i], stale && !tries);
-		if (ok[0] >= 0 && ok[1] >= 0) break;
-		/* the second is being stored: the first may have been since it was read */
-		if (ok[1] < 0) ok[0] = line(b, slot, at[0], &l[0], false);
-	}
+	ld_pair(b, slot, at[0], at[1], l, ok, stale);
 	int k = ok[1] > 0 && (ok[0] <= 0 || l[1].w[order] > l[0].w[order]);
 	*out = l[k];
 	if (which) *which = k;

@@ -60,6 +60,7 @@ enum bfs_mutant_id {
 	MUT_MAP_BIT_EARLY,          /* map bit cleared when the page is freed */
 	MUT_ONE_CLAIM_LINE,         /* claim overwritten in place: while it is torn, the former one is missing */
 	MUT_ONE_GRANT_LINE,         /* same for the grant */
+	MUT_FIRST_LINE_OLD,         /* the first line of a pair isn't read again when the second is torn */
 	MUT_NO_DATA_GRANT,          /* a block is put into regions that aren't in the grant line */
 	MUT_DATA_GRANT_IGNORED,     /* a new leader allocates in the regions of another one's grant */
 	MUT_COUNT

@@ -250,6 +250,14 @@ int nm_drop_link(struct txn *t, u64 ino)
 	return ob_free(t, ino);
 }
 
+int nm_elsewhere(struct view *v, const struct bfs_obj *o)
+{
+	struct bfs_rec r;
+	if (o->nlink) return 0;
+	int rc = bt_get(v, KEY(BFS_T(BFS_T_ORPHAN, v->b->slot), o->slot, 0), &r);
+	return rc == -ENOENT || (!rc && r.x != ob_ino(o)) ? 1 : rc;
+}
+
 int nm_free_orphan(struct txn *t, u32 host, u64 ino)
 {
 	int rc = bt_del(t, KEY(BFS_T(BFS_T_ORPHAN, host), INO_SLOT(ino), 0));

@@ -193,7 +193,11 @@ int bfs_link(struct bfs *b, u64 ino, u64 dir, const void *name, size_t len, stru
 	int rc = in ? 0 : seal_first(b, ino);
 	if (!rc && !(rc = op_begin(b, &t))) rc = op_end(b, t, link_in(t, ino, dir, name, len, in, a ? a : &tmp));
 	if (in) rc = sl_named(b, in, rc);
-	if (!rc && in && a && !in_batch(b)) return bfs_getattr(b, ino, a);
+	if (!rc && in && a && !in_batch(b)) {
+		/* sealed by now; what others have made of it since isn't this call's matter */
+		if (!bfs_getattr(b, ino, &tmp)) *a = tmp;
+		return 0;
+	}
 	if (!rc && a && S_ISREG(a->mode)) in_overlay_attr(b, a);
 	return rc;
 }

@@ -116,11 +116,12 @@ int ld_pins(struct bfs *b, struct pin *p)
 	for (u32 s = 0; s < b->sb.nhosts; s++) {
 		if (s == b->slot || ld_fenced(b, root, s, BFS_HOST_FENCED)) continue;
 		if (BFS_MUT(MUT_SUSPECT_PIN_IGNORED) && !b->peer[s].live) continue;
-		for (u32 k = 0; k < 2; k++) {
-			struct bfs_line l;
-			if (ld_line_retry(b, s, BFS_L_PIN_A + k, &l, BFS_MUT(MUT_PIN_SCAN_STALE)) <= 0 || !l.w[3]) continue;
-			p[n++] = (struct pin){(u32)l.w[0], l.w[1], (u32)l.w[2], l.w[3]};
-		}
+		struct bfs_line l[2];
+		int ok[2];
+		ld_pair(b, s, BFS_L_PIN_A, BFS_L_PIN_B, l, ok, BFS_MUT(MUT_PIN_SCAN_STALE));
+		if (ok[0] < 0 && ok[1] < 0) p[n++] = (struct pin){0, 0, UINT32_MAX, UINT64_MAX}; /* not known: all is in use */
+		for (u32 k = 0; k < 2; k++)
+			if (ok[k] > 0 && l[k].w[3]) p[n++] = (struct pin){(u32)l[k].w[0], l[k].w[1], (u32)l[k].w[2], l[k].w[3]};
 	}
 	return n;
 }

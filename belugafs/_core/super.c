@@ -354,7 +354,7 @@ int bfs_detach(struct bfs *b, bool clean)
 			do {
 				if (!(rc = op_begin(b, &t))) rc = op_end(b, t, ev_store(t));
 			} while (!rc && ev_unstored(b));
-			if (rc == -EAGAIN) rc = 0; /* somebody else leads: he keeps the recency */
+			if (rc == -EAGAIN || rc == -EBUSY) rc = 0; /* somebody else leads: he keeps the recency */
 		}
 	}
 	if (clean && !b->o.readonly) put_ident(b, BFS_MNT_CLEAN);

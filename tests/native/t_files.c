@@ -1490,6 +1490,97 @@ static void t_hosts(void)
 	drop_pool();
 }
 
+static void leads(struct bfs *x) /* who has lost the lead learns it by his tick */
+{
+	OK(bfs_tick(x));
+	OK(bfs_claim(x));
+}
+static void settle_both(struct bfs *A, struct bfs *B)
+{
+	for (int i = 0; i < 4; i++) {
+		OK(bfs_apply_scan(B));
+		OK(bfs_tick(B));
+		OK(bfs_apply_scan(A));
+		OK(bfs_tick(A));
+	}
+}
+
+/* A file that is open on A, and has lost its names there, is A's: another host that still knows it, by an open file or an
+ * old look, stores nothing into it, for A gives its space away when it closes. */
+static void t_orphans(void)
+{
+	struct bfs *A, *B;
+	struct bfs_opts ob;
+	struct bfs_attr a;
+	u64 fa, fb, ino;
+	static u8 buf[40000], got[40000];
+	pattern(1, 0, buf, sizeof buf);
+	for (int when = 0; when < 4; when++) /* B opens: before the unlink; after it, with an old look; with a new one; and has written */
+		for (int how = 0; how < 6; how++) {
+			int rc;
+			u64 x;
+			make_pool(64, 0);
+			A = b;
+			ob = opts;
+			ob.uuid[0] = 2, ob.follower = true;
+			OK(bfs_create(A, 1, N("f"), 0644, 0, 0, O_RDWR, &a, &fa));
+			ino = a.ino, fb = 0;
+			IS(bfs_write(A, fa, 0, buf, sizeof buf), (ssize_t)sizeof buf);
+			OK(bfs_flush(A, fa, false));
+			OK(bfs_attach(&mem, &ob, &B));
+			if (when == 0 || when == 3) OK(bfs_open(B, ino, O_RDWR, &fb));
+			if (when == 3) {
+				leads(B);
+				IS(bfs_write(B, fb, 0, buf + 1, 5000), 5000);
+				leads(A);
+			}
+			OK(bfs_unlink(A, 1, N("f")));
+			if (when == 2) OK(bfs_refresh(B));
+			rc = fb ? 0 : bfs_open(B, ino, O_RDWR | (how == 5 ? O_TRUNC : 0), &fb);
+			CHECK(when == 1 ? rc == (how == 5 ? -EBUSY : 0) : when == 2 ? rc == -ENOENT : !rc, "opened: %s", text(rc));
+			leads(B);
+			if (!rc) {
+				a.size = 100;
+				rc = how == 0 ? (int)bfs_write(B, fb, 0, buf, 100) : how == 1 ? (int)bfs_write(B, fb, sizeof buf, buf, 100) : how == 2 ? bfs_fallocate(B, fb, 0, 0, sizeof buf)
+				     : how == 3 ? bfs_fallocate(B, fb, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 8192) : how == 4 ? bfs_setattr(B, ino, BFS_SET_SIZE, &a, fb, &a) : (int)bfs_write(B, fb, 50000, buf, 100);
+				if (when == 3) CHECK(rc >= 0, "who was writing when the name went goes on: %s", text(rc));
+				else CHECK(rc == -ESTALE, "when %d, how %d: stored into what is another host's: %s", when, how, text(rc));
+			}
+			/* A closes, and its space is another file's */
+			leads(A);
+			IS(bfs_read(A, fa, 0, got, sizeof got), (ssize_t)sizeof buf);
+			CHECK(when == 3 || !memcmp(got, buf, sizeof buf), "A reads what it has");
+			OK(bfs_flush(A, fa, false));
+			OK(bfs_release(A, fa));
+			settle_both(A, B);
+			leads(A);
+			OK(bfs_create(A, 1, N("all"), 0644, 0, 0, O_RDWR, &a, &x));
+			for (u64 off = 0; bfs_write(A, x, off, buf, sizeof buf) == (ssize_t)sizeof buf; off += sizeof buf) {}
+			if (fb) {
+				bfs_write(B, fb, 0, got, 5000);
+				bfs_flush(B, fb, false);
+				OK(bfs_release(B, fb));
+			}
+			for (u64 off = 0; bfs_read(A, x, off, got, sizeof got) == (ssize_t)sizeof got; off += sizeof got) CHECK(!memcmp(got, buf, sizeof got), "when %d, how %d: another file's bytes have changed", when, how);
+			leads(A);
+			OK(bfs_unlink(A, 1, N("all")));
+			OK(bfs_release(A, x));
+			settle_both(A, B);
+			if (when == 3) { /* its last close is B's to do, once it leads */
+				leads(B);
+				OK(bfs_tick(B));
+				leads(A);
+				settle_both(A, B);
+			}
+			b = A;
+			CHECK(st().nunsealed == 0 && st().norphans == 0, "when %d, how %d: %llu unsealed, %llu orphans left", when, how, (unsigned long long)st().nunsealed, (unsigned long long)st().norphans);
+			check_space();
+			rc = bfs_detach(B, true);
+			CHECK(!rc, "detach of who has lost the lead: %s", text(rc));
+			drop_pool();
+		}
+}
+
 /* A host dies with a closed and an open file; it is fenced, and the leader does what is left. */
 static void t_dead(void)
 {
@@ -1670,7 +1761,7 @@ static const struct test tests[] = {
 	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"class", t_class, false}, {"sparse", t_sparse, false},
 	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"room", t_room, false}, {"room-class", t_room_class, false},
 	{"promise", t_promise, true}, {"put-back", t_put_back, false}, {"room-crash", t_room_crash, false}, {"room-corrupt", t_room_corrupt, false}, {"tmpfile", t_tmpfile, false}, {"batch", t_batch, false}, {"hazard", t_hazard, false}, {"held", t_held, false},
-	{"hosts", t_hosts, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
+	{"hosts", t_hosts, false}, {"orphans", t_orphans, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
 };
 
 int main(int argc, char **argv) { return run_tests(tests, sizeof tests / sizeof *tests, argc, argv); }

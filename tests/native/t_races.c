@@ -6,9 +6,12 @@
  * `killed`: a process is killed at each of its accesses, and starts again in the same boot: what it stored and
  * nobody has written back yet is in the machine's cache, and must be in the pool before its space is given away.
  *
+ * `torn`: the second of two lines used in turn is half written each time it is looked at, and the first has been
+ * stored over since it was read: what a reader adopts, and what of it the leader leaves alone.
+ *
  * Else a store is in the pool at once: what a cache keeps back there is the simulator's matter.
  *
- *   t_races [claim|scan|held|killed]...
+ *   t_races [claim|scan|held|killed|torn]...
  *   t_races --mutants              in builds with BFS_MUTANTS: each that is named below is noticed */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,7 +24,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "internal.h"
+#include "lead.h"
 
 #define SIZE (4ull << 20)
 #define HOSTS 3
@@ -428,8 +431,95 @@ static void t_killed(void)
 	}
 }
 
+/* ---- torn ---------------------------------------------------------------------------------------- */
+static u64 second_at, second_store, known; /* known: what the leader had acknowledged before the reader's pin */
+static void publish_then_again(void)
+{
+	make(&host[0], 'd');
+	known = host[1].stores ? 0 : host[0].b->snap.txn;
+	host[0].stores = 0, host[0].die_at = second_store;
+	host[1].call_at = second_at, host[1].call = play;
+}
+/* The reader's refresh, in which the leader publishes at step `at`, and at step `then` until it falls over. */
+static int refreshing(bool odd, u64 at, u64 then, u64 store)
+{
+	restart();
+	attach(0, false);
+	attach(1, true);
+	if (odd) make(&host[0], 'x');
+	make(&host[0], 'y');
+	script = "dd";
+	known = 0, second_at = then, second_store = store;
+	host[1].steps = host[1].stores = 0, host[1].call_at = at, host[1].call = publish_then_again;
+	host[0].manner = HALF, host[0].stores = 0;
+	return bfs_refresh(host[1].b);
+}
+/* The second look at the roots says that what is pinned was the newest when it was. */
+static void adopting(void)
+{
+	new_pool();
+	keep_image();
+	for (int odd = 0; odd < 2; odd++) {
+		must(refreshing(odd, 0, 0, 0), "refresh");
+		u64 steps = host[1].steps;
+		for (u64 i = 1; i < steps; i++)
+			for (u64 j = i + 1; j <= steps; j++) {
+				refreshing(odd, i, j, 0);
+				u64 stores = host[0].stores;
+				for (u64 store = 1; store <= stores; store++)
+					if (!refreshing(odd, i, j, store) && host[1].b->snap.txn < known)
+						die("torn: a root was adopted that wasn't the newest when it was pinned: steps %llu and %llu, store %llu", (unsigned long long)i, (unsigned long long)j, (unsigned long long)store);
+			}
+	}
+}
+
+/* Host 1 reads in snapshot USED, which was pinned before the leader looks, and goes on to newer ones
+ * meanwhile.  Each of its pins covers the one in use. */
+#define PINS 3
+#define USED 1000
+static void pin(u64 lo, u64 hi)
+{
+	struct bfs *b = host[1].b;
+	ld_put_pin(b, (struct bfs_snap){1, lo, {0}}, (struct bfs_snap){1, hi, {0}});
+	mm_pool_fence(b->m, host_line(b, b->slot, BFS_L_PIN_A), 2 * BFS_LINE);
+}
+static void pin_on(void)
+{
+	if (setjmp(host[1].out)) return;
+	for (u64 k = 1; k <= PINS; k++) pin(USED, USED + k);
+}
+static bool sees_pin(bool odd, u64 at, u64 store)
+{
+	struct pin p[2 * BFS_HOSTS_MAX + 1];
+	bool there = false;
+	restart();
+	attach(0, false);
+	attach(1, true);
+	for (int k = 0; k <= odd; k++) pin(900, 900);
+	pin(USED, USED);
+	host[1].stores = 0, host[1].die_at = store, host[1].manner = HALF;
+	host[0].steps = 0, host[0].call_at = at, host[0].call = pin_on;
+	int n = ld_pins(host[0].b, p);
+	for (int k = 0; k < n; k++) there |= p[k].x1 <= USED && USED <= p[k].x2;
+	return there;
+}
+static void looking_at_pins(void)
+{
+	sees_pin(false, 0, 0);
+	u64 steps = host[0].steps;
+	for (u64 at = 1; at <= steps; at++)
+		for (int odd = 0; odd < 2; odd++)
+			for (u64 store = 0; store <= PINS; store++)
+				if (!sees_pin(odd, at, store)) die("torn: the leader doesn't see a pin: at step %llu, store %llu", (unsigned long long)at, (unsigned long long)store);
+}
+static void t_torn(void)
+{
+	adopting();
+	looking_at_pins();
+}
+
 /* ---- mutants ------------------------------------------------------------------------------------- */
-static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}, {"killed", t_killed}};
+static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}, {"killed", t_killed}, {"torn", t_torn}};
 #define TESTS (sizeof tests / sizeof *tests)
 static bool wanted(const char *name, int argc, char **argv)
 {
@@ -444,6 +534,7 @@ static const struct { int id; const char *name, *test; } mutants[] = {
 	M(MUT_NO_PREPUBLISH_CHECK, "claim"), M(MUT_ONE_CLAIM_LINE, "claim"), M(MUT_ONE_ROOT_LINE, "claim"), M(MUT_ROOTS_BEFORE_CLAIM, "claim"),
 	M(MUT_SCAN_BEFORE_APPLY, "scan"), M(MUT_HELD_NO_SCAN_NUMBER, "held"),
 	M(MUT_KILLED_NOT_FLUSHED, "killed"), M(MUT_COPY_NOT_FLUSHED, "killed"),
+	M(MUT_FIRST_LINE_OLD, "torn"),
 #undef M
 };
 static int run_mutants(void)

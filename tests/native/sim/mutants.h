@@ -97,7 +97,7 @@ static const struct mutant mutants[] = {
 	{MUT_ROOTS_BEFORE_CLAIM, "roots-before-claim", NULL, NULL},
 	{MUT_ROOTS_STALE, "roots-stale", NULL, NULL},
 	{MUT_CLAIM_NO_FENCE, "claim-no-fence", NULL, NULL},
-	{MUT_NO_PREPUBLISH_CHECK, "no-prepublish-check", NULL, "seen by t_races, which stops the two claims where they have to be stopped"},
+	{MUT_NO_PREPUBLISH_CHECK, "no-prepublish-check", NULL, "seen by t_races, which stops the two claims where they have to be stopped; without the second look at the first line, too"},
 	{MUT_NO_FIRST_PUBLICATION, "no-first-publication", NULL, NULL},
 	{MUT_FIRST_UNCONFIRMED, "first-unconfirmed", NULL, NULL},
 	{MUT_CLAIMS_STALE, "claims-stale", NULL, NULL},
@@ -142,6 +142,7 @@ static const struct mutant mutants[] = {
 	{MUT_MAP_BIT_EARLY, "map-bit-early", NULL, NULL},
 	{MUT_ONE_CLAIM_LINE, "one-claim-line", NULL, "seen by t_races, which restarts a leader at each step of the other one's claim"},
 	{MUT_ONE_GRANT_LINE, "one-grant-line", NULL, NULL},
+	{MUT_FIRST_LINE_OLD, "first-line-old", NULL, "seen by t_races, in which the second line of a pair is torn each time"},
 	{MUT_NO_DATA_GRANT, "no-data-grant", NULL, NULL},
 	{MUT_DATA_GRANT_IGNORED, "data-grant-ignored", NULL, NULL},
 };

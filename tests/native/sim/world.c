@@ -455,15 +455,15 @@ static void do_rewrite(struct hostw *h, u32 place)
 	u32 n = (u32)a.size + (chance(200) ? draw(3000) & ~7u : 0);
 	if (n > W_SIZE_MAX || n < 8) return;
 	bool whole = chance(600);
+	u32 w = wr_new(h, place, n), e = w ? ev_new(h, place, EV_SET, w) : 0; /* from here on another host may delete it */
 	int rc = bfs_open(h->b, a.ino, O_RDWR | (whole ? O_TRUNC : 0), &fh);
 	expect(h, rc, "open for writing");
 	if (rc) { /* truncated or not */
+		ev_close(h, e, EV_FAIL, S()->step);
 		if (whole && rc != -EBUSY && rc != -ENOENT && rc != -ESTALE) W->mixed[place] = true;
 		return;
 	}
-	u32 w = wr_new(h, place, n);
 	if (w) {
-		u32 e = ev_new(h, place, EV_SET, w);
 		sim_note(S(), h->id, "rewrite", place, w);
 		fill(w, h->buf[0], 0, n);
 		u32 o = 0;

@@ -62,16 +62,19 @@ int ld_line_retry(struct bfs *b, u32 slot, u32 index, struct bfs_line *l, bool s
 
 /* Two lines that are written in turn.  While one is being stored the other holds what counts, as it is
  * then: it is read behind the one that is torn.  Read before, it may have been stored over since, and
- * both of what it held and of what it got are missing. */
+ * both of what it held and of what it got are missing.  Both are torn where the writer went on from one to the other
+ * between the looks: only what stays so is damage. */
 void ld_pair(struct bfs *b, u32 slot, u32 at0, u32 at1, struct bfs_line l[2], int ok[2], bool stale)
 {
 	bool old = BFS_MUT(MUT_FIRST_LINE_OLD) || BFS_MUT(MUT_NO_PREPUBLISH_CHECK);
-	for (int tries = 0; tries < 4; tries++) {
+	for (int tries = 0; tries < 16; tries++) {
 		if (!old || !tries || ok[0] < 0) ok[0] = line(b, slot, at0, &l[0], stale && !tries);
 		ok[1] = line(b, slot, at1, &l[1], stale && !tries);
 		if (ok[0] >= 0 && ok[1] >= 0) return;
+		if (tries < 3) continue;
+		if (ok[1] < 0 && !old) ok[0] = line(b, slot, at0, &l[0], false);
+		if (ok[0] >= 0 || ok[1] >= 0) return;
 	}
-	if (ok[1] < 0 && !old) ok[0] = line(b, slot, at0, &l[0], false);
 }
 
 int ld_read_roots(struct bfs *b, struct bfs_snap *best, bool stale)

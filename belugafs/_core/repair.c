@@ -283,19 +283,26 @@ static bool row_object(struct job *j, struct rp *r, u64 ino, struct bfs_obj *o)
 	return fk_oi_ino(j->k, ino) && fk_obj_again(j->k, INO_SLOT(ino), o);
 }
 
-/* 0: is as it should be, bit per copy that should be cleared */
-static u32 row_fault(struct job *j, struct rp *r, u32 slot, u64 off, const struct bfs_row *c)
+const struct bfs_row *rp_row(struct ck *k, u32 slot, u32 n, struct bfs_row c[2], u64 *at, u32 *torn)
 {
 	static const struct bfs_row none;
 	const struct bfs_row *w = NULL;
-	u32 torn = 0;
+	u64 off = k->sb.host_off + (u64)slot * k->sb.host_stride + BFS_L_COUNT * BFS_LINE + 8ull * k->sb.ring_entries + 256ull * n;
+	*at = off, *torn = 0;
+	if (!fk_rd(k, off, c, 2 * sizeof *c)) return NULL;
 	for (u32 i = 0; i < 2; i++) {
 		if (!memcmp(&c[i], &none, sizeof none)) continue;
-		u64 sum = bfs_xxh((const u8 *)&c[i] + 8, sizeof c[i] - 8, j->k->sb.incarnation ^ (off + sizeof c[i] * i));
-		if (c[i].csum != (sum ? sum : 1)) torn |= 1u << i;
+		u64 sum = bfs_xxh((const u8 *)&c[i] + 8, sizeof c[i] - 8, k->sb.incarnation ^ (off + sizeof c[i] * i));
+		if (c[i].csum != (sum ? sum : 1)) *torn |= 1u << i;
 		else if (!w || c[i].seq > w->seq) w = &c[i];
 	}
-	if (!w || w->state == BFS_ROW_FREE) return torn;
+	return w && w->state != BFS_ROW_FREE ? w : NULL;
+}
+
+/* 0: is as it should be, bit per copy that should be cleared */
+static u32 row_fault(struct job *j, struct rp *r, u32 slot, const struct bfs_row *w, u32 torn)
+{
+	if (!w) return torn;
 	struct bfs_obj o;
 	if (w->state > BFS_ROW_CLOSED || w->nsums > BFS_INLINE_SUMS) return 3;
 	if (!row_object(j, r, w->ino, &o) || o.version != w->version || (o.state != BFS_ST_NEW && o.state != BFS_ST_DIRTY) || o.owner != slot + 1) return 3;
@@ -309,10 +316,11 @@ static u64 rows(struct job *j, struct rp *r, bool write)
 	u64 n = 0;
 	for (u32 s = 0; s < k->sb.nhosts; s++)
 		for (u32 i = 0; i < k->sb.rows; i++) {
-			u64 off = k->sb.host_off + (u64)s * k->sb.host_stride + BFS_L_COUNT * BFS_LINE + 8ull * k->sb.ring_entries + 256ull * i;
 			struct bfs_row c[2];
-			if (!fk_rd(k, off, c, sizeof c)) continue;
-			u32 bad = row_fault(j, r, s, off, c);
+			u64 off;
+			u32 torn;
+			const struct bfs_row *w = rp_row(k, s, i, c, &off, &torn);
+			u32 bad = row_fault(j, r, s, w, torn);
 			n += bad != 0;
 			if (!bad || !write) continue;
 			j->r->changed++;

@@ -65,6 +65,8 @@ struct rp {
 	size_t run_at;
 	u32 *order, norder;   /* entries that stay, by bucket */
 	bool lost_found_made;
+	VEC(struct bfs_row) row; /* of files in their first writing that were closed or synced */
+	bool rows_read;
 };
 
 static inline bool rp_after(const struct rp *r, u32 term, u64 txn) { return tag_cmp(term, txn, r->base.root.term, r->base.root.txn) > 0; }
@@ -75,6 +77,10 @@ static inline struct rslot *rp_ino(struct rp *r, u64 ino)
 	return s && s->used && !s->drop && s->o.gen == INO_GEN(ino) ? s : NULL;
 }
 static inline u32 rp_slot_of(const struct rp *r, const struct rslot *s) { return (u32)(s - r->s); }
+
+/* repair.c --------------------------------------------------------------------------------- */
+/* What the row says, of its two copies, that of the other one that isn't torn counts; NULL: nothing.  torn: bit per copy. */
+const struct bfs_row *rp_row(struct ck *k, u32 slot, u32 n, struct bfs_row c[2], u64 *at, u32 *torn);
 
 /* repair_read.c -------------------------------------------------------------------------- */
 /* A copy of the page that p names, if it is what p says and verifies. */
@@ -89,6 +95,8 @@ const char *rp_name(struct rp *r, const struct rent *e, char *buf, size_t size);
 void rp_files(struct rp *r);
 /* the whole content, holes too, has the sums that it was sealed with; false: it hasn't, or has none */
 bool rp_verifies(struct rp *r, struct rslot *s);
+/* in its first writing, but closed or synced: the next attach seals it by its row */
+bool rp_promised(struct rp *r, const struct rslot *s);
 void rp_drop(struct rp *r, struct rslot *s, const char *why);
 void rp_sift(struct rp *r); /* forgets the pieces of what has been dropped since */
 

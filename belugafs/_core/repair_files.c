@@ -27,6 +27,25 @@ void rp_drop(struct rp *r, struct rslot *s, const char *why)
 	if (!s->drop) s->drop = why;
 }
 
+bool rp_promised(struct rp *r, const struct rslot *s)
+{
+	struct ck *k = r->k;
+	for (u32 h = 0; h < k->sb.nhosts && !r->rows_read; h++)
+		for (u32 n = 0; n < k->sb.rows; n++) {
+			struct bfs_row c[2];
+			u64 at;
+			u32 torn;
+			const struct bfs_row *w = rp_row(k, h, n, c, &at, &torn);
+			if (!w || (w->state != BFS_ROW_CLOSED && w->state != BFS_ROW_DIRTY) || w->nsums > BFS_INLINE_SUMS) continue;
+			struct rslot *x = rp_ino(r, w->ino);
+			if (x && x->o.state == BFS_ST_NEW && x->o.owner == h + 1 && x->o.version == w->version && ROOM(k, r->row)) r->row.v[r->row.n++] = *w;
+		}
+	r->rows_read = true;
+	for (size_t i = 0; i < r->row.n; i++)
+		if (r->row.v[i].ino == ob_ino(&s->o)) return s->o.state == BFS_ST_NEW;
+	return false;
+}
+
 /* ---- fields -------------------------------------------------------------------------------- */
 static bool fmt_known(u32 mode)
 {

@@ -3,7 +3,8 @@
  * A name stands in three places: the entry, the listing, the link that the object keeps.  It
  * stays when the entry and one of the other two agree; the third is made again.  What stays
  * without a name goes to lost+found if it is worth it: a directory with something in it, or a
- * file whose content has the checksums that it was sealed with. */
+ * file whose content has the checksums that it was sealed with, or that was synced or closed and has
+ * still to be sealed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -218,7 +219,7 @@ static bool taken(struct rp *r, u64 dir, u64 hash, const char *name, size_t n)
 /* Gives it this name, or where that is taken `name.1`, `name.2` ...; false: out of memory. */
 static bool make_name(struct rp *r, u64 dir, const char *name, struct rslot *s)
 {
-	struct rent e = {.dir = dir, .ino = ob_ino(&s->o), .cookie = r->root.next_cookie, .kind = BFS_EK_NAME, .type = (u8)(s->o.mode >> 12), .keep = 1, .made = 1, .linked = 1, .listed = 1};
+	struct rent e = {.dir = dir, .ino = ob_ino(&s->o), .cookie = r->root.next_cookie, .kind = BFS_EK_NAME, .owner = s->o.state == BFS_ST_NEW ? s->o.owner : 0, .type = (u8)(s->o.mode >> 12), .keep = 1, .made = 1, .linked = 1, .listed = 1};
 	for (u32 n = 0;; n++) { /* ends: there are fewer entries than numbers */
 		char text[256] = "";
 		e.len = (u8)(n ? snprintf(text, sizeof text, "%s.%u", name, n) : snprintf(text, sizeof text, "%s", name));
@@ -274,7 +275,7 @@ static void nameless(struct rp *r)
 		bool file;
 		if (!s->used || s->drop || s->links || i == r->lost_found) continue;
 		file = S_ISREG(s->o.mode);
-		if (S_ISDIR(s->o.mode) ? !s->nent : !file || s->o.state != BFS_ST_SEALED || !s->o.size || !rp_verifies(r, s)) {
+		if (S_ISDIR(s->o.mode) ? !s->nent : !file || !(s->o.state == BFS_ST_SEALED ? s->o.size && rp_verifies(r, s) : rp_promised(r, s))) {
 			rp_drop(r, s, S_ISDIR(s->o.mode) ? "it has lost its name, and is empty" : !file ? "it has lost its name" : "it has lost its name, and its content can't be verified");
 			continue;
 		}

@@ -253,7 +253,7 @@ int rp_read(struct rp *r)
 void rp_free(struct rp *r)
 {
 	free(r->seen), free(r->mapbits), free(r->logged), free(r->kept);
-	free(r->s), free(r->ent.v), free(r->rec.v), free(r->leaf.v), free(r->piece.v), free(r->want.v), free(r->run.v);
+	free(r->s), free(r->ent.v), free(r->rec.v), free(r->leaf.v), free(r->piece.v), free(r->want.v), free(r->run.v), free(r->row.v);
 	free(r->order);
 }
 

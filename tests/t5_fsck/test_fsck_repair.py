@@ -124,16 +124,9 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte[0] ^ 0x10]))
 
 
-def damage_names(native: Any, path: Path, spare: bytes | None = None) -> None:
-    """A page of names, that of ``file7`` or else of the next file: it, and a few others, lose their
-    names. ``spare`` may not be among them; which others are is chance, by the pool's seed."""
-    data = path.read_bytes()
-    for number in range(7, FILES):
-        at = newest_page(native, path, KIND_BUCKET, b"file%d" % number)
-        if spare is None or spare not in data[at : at + PAGE]:
-            flip(path, at + 2000)
-            return
-    pytest.fail("all names are in one page")
+def damage_names(native: Any, path: Path, of: bytes = b"file7") -> None:
+    """The page with this name: it, and a few others, lose their names; which others is chance."""
+    flip(path, newest_page(native, path, KIND_BUCKET, of) + 2000)
 
 
 def test_clean_pool(pool: Path) -> None:
@@ -260,8 +253,9 @@ def test_a_host_elsewhere_that_may_be_alive(
     assert run_fsck("-y", "--gone", 16, pool).returncode == 16
 
 
+@pytest.mark.parametrize("damaged", [b"file7", b"synced"])
 def test_a_crashed_host_of_this_machine_is_no_obstacle(
-    native: Any, pool: Path, attach: Callable[..., Any]
+    native: Any, pool: Path, attach: Callable[..., Any], damaged: bytes
 ) -> None:
     from belugafs import hostid
 
@@ -270,12 +264,15 @@ def test_a_crashed_host_of_this_machine_is_no_obstacle(
     core.write(handle, 0, b"kept" * 3000)
     core.fsync(handle)
     core.close(clean=False)
-    damage_names(native, pool, spare=b"synced")
+    damage_names(native, pool, of=damaged)
     done = run_fsck("-y", pool)
     assert done.returncode == 1, done
     # What was synced before the crash is sealed by the next attachment, as without the repair.
     attach(pool, host_uuid=hostid.host_uuid("a"), boot_id=hostid.boot_id()).close()
-    assert files_of(native, pool)["/synced"] == b"kept" * 3000
+    files = files_of(native, pool)
+    found = [name for name in files if name == "/synced" or name.startswith("/lost+found/#")]
+    assert b"kept" * 3000 in [files[name] for name in found], files.keys()
+    assert damaged != b"synced" or "/synced" not in files
 
 
 def on_terminal(path: Path, answers: bytes) -> tuple[int, str]:

@@ -72,14 +72,14 @@ int fl_punch(struct bfs *b, struct bfs_inode *in, u64 off, u64 end, bool creator
 	if (!rc && in_sealed(in)) rc = ov_grant(b, in, &w, NULL, 0);
 	if (!rc) rc = ov_row_dirty(b, in);
 	bool over = !rc && fl_adding(in) ? fl_overwrites(b, in, off, end) : in->overwrote;
-	if (!rc && whole && mapped(in, lo, hi)) rc = cut_out(b, in, lo, hi, creator);
+	if (!rc && off < stop) fl_sums_drop(b, in, off, stop); /* before it can have happened */
+	if (!rc && whole && mapped(in, lo, hi) && (rc = cut_out(b, in, lo, hi, creator)) == -EAGAIN) in->overwrote = over, in->dirty = true;
 	if (rc && rc != -EAGAIN) fl_put_back(b, in, &s);
 	xfree(b, s.ext);
 	if (rc) return rc;
 	in->overwrote = over;
 	in->dirty = true;
 	atomic_store(&in->wtime, (i64)now_ns(b));
-	if (off < stop) fl_sums_drop(b, in, off, stop);
 	if (off < head) rc = fl_zero_gap(b, in, off, head, creator);
 	return !rc && tail < stop ? fl_zero_gap(b, in, tail, stop, creator) : rc;
 }

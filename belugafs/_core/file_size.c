@@ -38,7 +38,15 @@ static int shrink(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	ob_count(t, o, -1);
 	o->granules -= min64(gone, o->granules);
 	ob_count(t, o, 1);
-	if ((rc = op_end(b, t, 0))) goto undo;
+	rc = op_end(b, t, 0);
+	if (rc == -EAGAIN && !un) {
+		/* It may have happened: what was cut off can't be promised any more.  If it hasn't, the file is short all
+		 * the same, and has room behind its end.  (A file that was sealed goes back to that: in_reload.) */
+		atomic_store(&in->size, size);
+		in->dirty = true;
+		return rc;
+	}
+	if (rc) goto undo;
 	atomic_fetch_sub(&in->granules, min64(gone, atomic_load(&in->granules)));
 	if (un) { /* the first row of it says the new size, too */
 		atomic_store(&in->size, size);
@@ -82,8 +90,10 @@ int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	if (size > SIZE_MAX_BYTES) return -EFBIG;
 	if (rc || size == old) return rc ? rc : fl_only_times(b, in);
 	/* Cut short is overwritten; emptied is begun anew (a temporary file of a fixed name). */
-	in->overwrote |= size && size < old && in->state != BFS_ST_NEW;
-	while (fl_again(in, rc = b->back ? bk_resize(b, in, size, creator) : size < old ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
+	bool shorter = size < old;
+	in->overwrote |= size && shorter && in->state != BFS_ST_NEW;
+	if (shorter) fl_sums_drop(b, in, size ? size - 1 : 0, old); /* before it can have happened */
+	while (fl_again(in, rc = b->back ? bk_resize(b, in, size, creator) : shorter ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
 		if ((rc = sl_settle(b, in))) return rc;
 		old = atomic_load(&in->size);
 	}

@@ -227,6 +227,7 @@ static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 o
 	fl_sums_drop(b, in, off, end);
 	if (end > size && size % b->sb.chunk_bytes) fl_sums_drop(b, in, size - 1, size);
 	if ((rc = put_summed(b, in, off, buf, len, max64(size, end)))) {
+		fl_sums_drop(b, in, off, end); /* they are of a file that has become longer */
 		if (b->back && end > size) bk_truncate(b, in, size); /* the part that found room */
 		return rc;
 	}

@@ -6,12 +6,14 @@
  * `killed`: a process is killed at each of its accesses, and starts again in the same boot: what it stored and
  * nobody has written back yet is in the machine's cache, and must be in the pool before its space is given away.
  *
+ * `doubt`: a call on a file loses the lead at each of its accesses.
+ *
  * `torn`: the second of two lines used in turn is half written each time it is looked at, and the first has been
  * stored over since it was read: what a reader adopts, and what of it the leader leaves alone.
  *
  * Else a store is in the pool at once: what a cache keeps back there is the simulator's matter.
  *
- *   t_races [claim|scan|held|killed|torn]...
+ *   t_races [claim|scan|held|killed|doubt|torn]...
  *   t_races --mutants              in builds with BFS_MUTANTS: each that is named below is noticed */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -431,6 +433,126 @@ static void t_killed(void)
 	}
 }
 
+/* ---- in doubt ------------------------------------------------------------------------------------- */
+/* A call loses the lead at each of its accesses, so that it isn't known whether its transaction has happened.
+ * What the file holds in the end is what it held, or what the call makes of it; and others can read it. */
+#define MOST 28672u
+struct text { u8 b[MOST]; u32 n; };
+static struct text was, will;
+static void take_lead(int i) { must(bfs_tick(host[i].b), "tick"), must(bfs_claim(host[i].b), "claim"); }
+static void lead_is_lost(void) { taking_over(); }
+static void text_of(struct text *t, u32 from, u32 n, u8 c)
+{
+	if (from > t->n) memset(t->b + t->n, 0, from - t->n);
+	memset(t->b + from, c, n);
+	if (from + n > t->n) t->n = from + n;
+}
+static void put_text(u64 f, u32 from, u32 n, u8 c)
+{
+	memset(got, c, sizeof got);
+	for (u32 o = 0; o < n;) {
+		ssize_t r = bfs_write(host[0].b, f, from + o, got, n - o < sizeof got ? n - o : sizeof got);
+		if (r <= 0) die("write");
+		o += (u32)r;
+	}
+	text_of(&was, from, n, c);
+}
+static const char *const doubts[] = {"empty", "cut", "cut at a granule", "longer", "hole", "unaligned hole", "zeros", "store", "append", "room", "reserve", "O_TRUNC"};
+/* 0: done as it will be; else the outcome isn't known, or it has failed */
+static int in_doubt(u32 k, u64 i, u64 f)
+{
+	struct bfs *b = host[0].b;
+	struct bfs_attr a;
+	u64 g;
+	int rc;
+	will = was;
+	memset(buf, 'w', sizeof buf);
+	switch (k) {
+	case 0: case 1: case 2:
+		a.size = k ? k == 1 ? 5000 : 4096 : 0;
+		will.n = (u32)a.size;
+		return bfs_setattr(b, i, BFS_SET_SIZE, &a, f, &a);
+	case 3:
+		a.size = 22000;
+		text_of(&will, will.n, 22000 - will.n, 0);
+		return bfs_setattr(b, i, BFS_SET_SIZE, &a, f, &a);
+	case 4: case 5:
+		g = k == 4 ? 4096 : 3000;
+		memset(will.b + g, 0, 4096);
+		return bfs_fallocate(b, f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, g, 4096);
+	case 6:
+		memset(will.b + 1000, 0, 7000);
+		return bfs_fallocate(b, f, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 1000, 7000);
+	case 7: case 8:
+		g = k == 7 ? 2000 : will.n;
+		text_of(&will, (u32)g, 6000, 'w');
+		return (rc = (int)bfs_write(b, f, g, buf, 6000)) < 0 ? rc : rc != 6000;
+	case 9: return bfs_fallocate(b, f, FALLOC_FL_KEEP_SIZE, 0, 24000);
+	case 10: return bfs_reserve(b, f, 24000);
+	default:
+		will.n = 0;
+		if (!(rc = bfs_open(b, i, O_RDWR | O_TRUNC, &g))) must(bfs_release(b, g), "release");
+		return rc;
+	}
+}
+static bool is_text(const struct text *t, const u8 *p, u32 n)
+{
+	return n == t->n && !memcmp(p, t->b, n);
+}
+/* before: a sealed file; one that is written again; a new one; one that has a hole */
+static bool doubt(u32 prepared, u32 k, bool keeps, u64 at)
+{
+	static u8 all[MOST + 1];
+	struct bfs_attr a;
+	char what[80];
+	u64 f, i = ino[0];
+	snprintf(what, sizeof what, "%s, prepared %u, step %llu", doubts[k], prepared, (unsigned long long)at);
+	restart();
+	attach(0, false);
+	attach(1, true);
+	content(0);
+	was.n = sizeof buf, memcpy(was.b, buf, sizeof buf);
+	if (prepared == 2) {
+		was.n = 0;
+		i = making("new", &f);
+		put_text(f, 0, 15000, 'n');
+	} else {
+		must(bfs_open(host[0].b, i, O_RDWR, &f), "open");
+	}
+	if (prepared == 1) put_text(f, 0, 15000, 'r');
+	if (prepared == 3) {
+		put_text(f, 20000, 100, 'h');
+		must(bfs_fallocate(host[0].b, f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), "hole");
+		memset(was.b + 4096, 0, 4096);
+	}
+	must(bfs_refresh(host[1].b), "refresh");
+	host[0].steps = 0, host[0].call_at = at, host[0].call = lead_is_lost;
+	host[0].b->peer[1].live = keeps; /* else the call takes the lead back by itself */
+	int rc = in_doubt(k, i, f);
+	bool interrupted = !host[0].call;
+	host[0].call = NULL;
+	if (rc && rc != -EAGAIN && rc != -EBUSY) die("%s: %s", what, strerror(-rc));
+	take_lead(0);
+	ssize_t n = bfs_read(host[0].b, f, 0, all, sizeof all);
+	if (n < 0 || !(is_text(&will, all, (u32)n) || (rc && is_text(&was, all, (u32)n)))) die("%s: the call says %d, the writer reads %zd", what, rc, n);
+	must(bfs_flush(host[0].b, f, false), "close");
+	must(bfs_release(host[0].b, f), "release");
+	attach(2, false);
+	must(bfs_open(host[2].b, i, O_RDONLY, &f), "open by another host");
+	memset(&a, 0, sizeof a);
+	n = bfs_read(host[2].b, f, 0, all, sizeof all);
+	if (n < 0 || !(is_text(&will, all, (u32)n) || (rc && is_text(&was, all, (u32)n)))) die("%s: the call says %d, another host reads %zd", what, rc, n);
+	return interrupted;
+}
+static void t_doubt(void)
+{
+	files_pool();
+	for (u32 prepared = 0; prepared < 4; prepared++)
+		for (u32 k = 0; k < sizeof doubts / sizeof *doubts; k++)
+			for (int keeps = 0; keeps < 2; keeps++)
+				for (u64 at = 1; doubt(prepared, k, keeps, at); at++) {}
+}
+
 /* ---- torn ---------------------------------------------------------------------------------------- */
 static u64 second_at, second_store, known; /* known: what the leader had acknowledged before the reader's pin */
 static void publish_then_again(void)
@@ -519,7 +641,7 @@ static void t_torn(void)
 }
 
 /* ---- mutants ------------------------------------------------------------------------------------- */
-static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}, {"killed", t_killed}, {"torn", t_torn}};
+static const struct { const char *name; void (*f)(void); } tests[] = {{"claim", t_claim}, {"scan", t_scan}, {"held", t_held}, {"killed", t_killed}, {"doubt", t_doubt}, {"torn", t_torn}};
 #define TESTS (sizeof tests / sizeof *tests)
 static bool wanted(const char *name, int argc, char **argv)
 {

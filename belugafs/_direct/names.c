@@ -104,14 +104,14 @@ int ds_statx(struct ds_req *r)
 	return ds_reply(r, &o, sizeof o);
 }
 
-/* A regular file's mode without set-user-id and set-group-id goes into in and mask, if it has one of them. */
+/* The mode without set-user-id and set-group-id goes into in and mask, if it has one of them; a directory keeps them. */
 static int without_privileges(struct bfs *b, u64 ino, struct bfs_attr *in, u32 *mask)
 {
 	struct bfs_attr a;
 	int rc = bfs_getattr(b, ino, &a);
 	if (rc) return rc;
 	u32 drop = S_ISUID | (a.mode & S_IXGRP ? S_ISGID : 0);
-	if (S_ISREG(a.mode) && a.mode & drop) *mask |= BFS_SET_MODE, in->mode = a.mode & 07777 & ~drop;
+	if (!S_ISDIR(a.mode) && a.mode & drop) *mask |= BFS_SET_MODE, in->mode = a.mode & 07777 & ~drop;
 	return 0;
 }
 

@@ -88,7 +88,7 @@ ds_handler ds_lookup, ds_getattr, ds_setattr, ds_statx, ds_readlink, ds_symlink,
 	ds_statfs, ds_setxattr, ds_getxattr, ds_listxattr, ds_removexattr;
 ds_handler ds_opendir, ds_readdir, ds_readdirplus, ds_releasedir;
 ds_handler ds_open, ds_create, ds_tmpfile, ds_read, ds_write, ds_flush, ds_fsync, ds_release, ds_fallocate, ds_lseek, ds_ioctl;
-int ds_drop_privileges(struct bfs *b, u64 ino); /* set-user-id and set-group-id of a regular file go */
+int ds_drop_privileges(struct bfs *b, u64 ino); /* set-user-id and set-group-id go, but for a directory's */
 
 /* opener.c: words for bfs_handle_user */
 #define DS_HIDDEN (1ull << 63) /* in the first: a first writing under publish=close goes on */

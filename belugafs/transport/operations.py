@@ -254,11 +254,12 @@ class Operations(pyfuse3.Operations):
         return self._entry(changed)
 
     def _without_privileges(self, inode: int) -> int | None:
-        """The mode without set-user-id and set-group-id, None if it has neither: libfuse has
-        told the kernel that these are taken away here. The kernel does it for writes."""
+        """The mode without set-user-id and set-group-id, None if it has neither, or is a
+        directory's: libfuse has told the kernel that these are taken away here. The kernel does
+        it for writes."""
         mode = self._pool.getattr(inode).mode
         drop = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
-        if not stat.S_ISREG(mode) or not mode & drop:
+        if stat.S_ISDIR(mode) or not mode & drop:
             return None
         return stat.S_IMODE(mode & ~drop)
 

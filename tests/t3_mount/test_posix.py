@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -158,6 +159,30 @@ def test_what_clears_set_user_id(top: Path) -> None:
         assert as_user(0 if root else USER, calls[name]) == ""
         kept = root and name != "chown"
         assert stat.S_IMODE(path.stat().st_mode) == (0o6777 if kept else 0o777), name
+
+
+@needs_root
+def test_a_new_owner_takes_set_user_id_of_all_but_directories(top: Path) -> None:
+    kinds: dict[str, Callable[[Path], object]] = {
+        "file": Path.touch,
+        "directory": Path.mkdir,
+        "fifo": os.mkfifo,
+        "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+        "device": lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3)),
+        "block device": lambda path: os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(1, 3)),
+    }
+    for kind, executable in itertools.product(kinds, (False, True)):
+        path = top / kind
+        kinds[kind](path)
+        mode = 0o6775 if executable else 0o6764
+        for root in (False, True):
+            os.chown(path, USER, USER)
+            os.chmod(path, mode)
+            change = functools.partial(os.chown, path, USER, -1)
+            assert as_user(0 if root else USER, change) == ""
+            left = mode if kind == "directory" else mode & (0o777 if executable else 0o2777)
+            assert stat.S_IMODE(path.stat().st_mode) == left, (kind, executable, root)
+        path.rmdir() if kind == "directory" else path.unlink()
 
 
 @needs_root

@@ -81,6 +81,7 @@ static inline struct bfs_rec ov_rec(u64 ino, u64 fg, u64 addr, u64 len)
 	return (struct bfs_rec){.k = KEY(BFS_T(BFS_T_EXT, INO_SLOT(ino)), fg, 1), .x = addr, .y = len | (addr ? 0 : 1ull << 32)};
 }
 int ov_drop_scratch(struct txn *t, struct bfs_obj *o);              /* copies that were never put in place */
+u64 ov_drop_new(struct txn *t, struct bfs_inode *in, const struct bfs_extent *old, int n); /* in->ext is the newer one; granules */
 int ov_drop(struct txn *t, struct bfs_inode *in, u64 fg, u64 end);  /* overlay records of [fg, end) go, data back at once */
 /* the object of a file that this transaction is going to change; unsealed if it isn't yet */
 struct bfs_obj *ov_writable(struct txn *t, struct bfs_inode *in, bool creator, bool *unsealed, int *rc);

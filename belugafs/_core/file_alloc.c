@@ -25,29 +25,6 @@ int fl_remember(struct bfs *b, const struct bfs_inode *in, struct before *s)
 	return 0;
 }
 
-/* Data of the overlay that wasn't there goes; what it took the place of, a hole over the base, comes
- * back.  A piece is new from its start, or from where it was when it has grown. */
-static u64 drop_new(struct txn *t, struct bfs_inode *in, const struct before *s)
-{
-	u64 gone = 0;
-	for (int i = 0, k = 0; i < in->next_ext && !t->poison; i++) {
-		struct bfs_extent e = in->ext[i];
-		u64 at = e.file_granule, end = at + e.len;
-		if (!e.overlay || !e.addr) continue;
-		while (k < s->n && s->ext[k].file_granule + s->ext[k].len <= at) k++;
-		if (k < s->n && s->ext[k].file_granule <= at && s->ext[k].overlay && s->ext[k].addr) at = s->ext[k].file_granule + s->ext[k].len;
-		if (at >= end) continue;
-		ov_drop(t, in, at, end);
-		gone += end - at;
-		for (int j = k; j < s->n && s->ext[j].file_granule < end && !t->poison; j++) {
-			u64 lo = max64(at, s->ext[j].file_granule), hi = min64(end, s->ext[j].file_granule + s->ext[j].len);
-			struct bfs_rec r = ov_rec(in->ino, lo, 0, hi - lo);
-			if (lo < hi && s->ext[j].overlay && !s->ext[j].addr && bt_put(t, &r)) txn_fail(t, -EIO);
-		}
-	}
-	return gone;
-}
-
 static int undo(struct txn *t, struct bfs_inode *in, const struct before *s)
 {
 	int rc = 0;
@@ -57,7 +34,7 @@ static int undo(struct txn *t, struct bfs_inode *in, const struct before *s)
 	struct bfs_obj *o = ob_cow(t, in->ino);
 	if (!o) return t->poison ? t->poison : -ESTALE;
 	bool sealed = s->state == BFS_ST_SEALED && o->state == BFS_ST_DIRTY;
-	u64 gone = sealed ? 0 : drop_new(t, in, s);
+	u64 gone = sealed ? 0 : ov_drop_new(t, in, s->ext, s->n);
 	if (sealed ? sl_obj_to_base(t, o, in->as) : ov_drop_scratch(t, o)) return t->poison;
 	ob_count(t, o, -1);
 	o->granules -= min64(gone, o->granules);

@@ -96,6 +96,29 @@ int ov_row_dirty(struct bfs *b, struct bfs_inode *in)
 	return rw_put(b, in, BFS_ROW_DIRTY);
 }
 
+/* Data of the overlay that wasn't in the map `old` goes; what it took the place of, a hole over the base, comes
+ * back.  A piece is new from its start, or from where it was when it has grown. */
+u64 ov_drop_new(struct txn *t, struct bfs_inode *in, const struct bfs_extent *old, int n)
+{
+	u64 gone = 0;
+	for (int i = 0, k = 0; i < in->next_ext && !t->poison; i++) {
+		struct bfs_extent e = in->ext[i];
+		u64 at = e.file_granule, end = at + e.len;
+		if (!e.overlay || !e.addr) continue;
+		while (k < n && old[k].file_granule + old[k].len <= at) k++;
+		if (k < n && old[k].file_granule <= at && old[k].overlay && old[k].addr) at = old[k].file_granule + old[k].len;
+		if (at >= end) continue;
+		ov_drop(t, in, at, end);
+		gone += end - at;
+		for (int j = k; j < n && old[j].file_granule < end && !t->poison; j++) {
+			u64 lo = max64(at, old[j].file_granule), hi = min64(end, old[j].file_granule + old[j].len);
+			struct bfs_rec r = ov_rec(in->ino, lo, 0, hi - lo);
+			if (lo < hi && old[j].overlay && !old[j].addr && bt_put(t, &r)) txn_fail(t, -EIO);
+		}
+	}
+	return gone;
+}
+
 /* ---- making room for a store ------------------------------------------------------------------------- */
 bool ov_is_base(const struct bfs_inode *in, u64 g)
 {

@@ -201,8 +201,24 @@ int in_load(struct view *v, const struct bfs_obj *o, struct bfs_inode *in)
 	return 0;
 }
 
+/* Extents that a transaction in doubt was granted, if it has happened, hold what a former owner left: nobody has stored
+ * into them, since who asked for them was told that it isn't known.  Those that this host knew stay. */
+static int drop_unstored(struct txn *t, struct bfs_inode *in, const struct bfs_extent *old, int n)
+{
+	u64 gone = ov_drop_new(t, in, old, n);
+	if (!gone) return t->poison;
+	struct bfs_obj *o = ob_cow(t, in->ino);
+	if (!o) return t->poison ? t->poison : -ESTALE;
+	ob_count(t, o, -1);
+	o->granules -= min64(gone, o->granules);
+	ob_count(t, o, 1);
+	return t->poison ? t->poison : in_load(tview(t), o, in);
+}
+
 int in_reload(struct view *v, struct bfs_inode *in)
 {
+	struct bfs_extent *old = NULL;
+	int nold = in->next_ext;
 	struct bfs *b = v->b;
 	int rc = 0;
 	u64 size = atomic_load(&in->size);
@@ -219,10 +235,24 @@ int in_reload(struct view *v, struct bfs_inode *in)
 		in->gone = true;
 		in->reload = false;
 		in->frozen = false;
+		if (in->state != BFS_ST_SEALED) in->nsums = 0; /* who has it open keeps what was written, the sums are of before */
 		in_set_state(b, in, BFS_ST_SEALED);
 		return 0;
 	}
-	if (!o || (rc = in_load(v, o, in))) return rc;
+	if (!o) return rc;
+	bool unsealed = in->reload && v->t && !b->back && o->state != BFS_ST_SEALED && o->owner == b->slot + 1 && in->state != BFS_ST_SEALED && o->version == in->version;
+	if (unsealed && nold) {
+		if (!(old = xalloc(b, (size_t)nold * sizeof *old))) return -ENOMEM;
+		memcpy(old, in->ext, (size_t)nold * sizeof *old);
+	}
+	if (!(rc = in_load(v, o, in)) && unsealed && (rc = drop_unstored(v->t, in, old, nold))) { /* what was known is known next time, too */
+		lk(b, &b->ilock);
+		struct bfs_extent *loaded = in->ext;
+		in->ext = old, in->next_ext = in->ext_cap = nold, old = loaded;
+		unlk(b, &b->ilock);
+	}
+	xfree(b, old);
+	if (rc || !(o = ob_get(v, in->ino, &rc))) return rc ? rc : -ESTALE;
 	if (o->state != BFS_ST_SEALED && o->owner == b->slot + 1) {
 		atomic_store(&in->size, size);
 		atomic_store(&in->wtime, wtime);

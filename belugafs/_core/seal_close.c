@@ -112,7 +112,7 @@ static int seal_once(struct bfs *b, struct bfs_inode *in)
 static int flush(struct bfs *b, struct bfs_inode *in, bool wait)
 {
 	int rc = sl_settle(b, in);
-	if ((rc == -EAGAIN || rc == -EBUSY) && in->deferred) return learn(b, in), 0; /* still promised by the row */
+	if ((rc == -EAGAIN || rc == -EBUSY || rc == -ENOSPC) && in->deferred) return learn(b, in), 0; /* still promised by the row */
 	if (rc) return in->gone || in->stale ? 0 : rc;
 	if (in->state != BFS_ST_NEW && in->state != BFS_ST_DIRTY) {
 		defer(b, in, false);

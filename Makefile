@@ -6,13 +6,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export PYTHON
 
-C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch] belugafs/_direct/*.[ch])
+C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch] belugafs/_direct/*.[ch] \
+             belugafs/kernels/*.c kernels/*.[ch] kernels/*.cu)
 SETUP_STAMP := $(VENV)/.belugafs-setup
 BUILD_STAMP := $(VENV)/.belugafs-build
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system venv wrappers build werror demo test test-pyfuse3 test-heavy test-full-size lint format \
-        asan tsan sim vllm-venv engines-venv clean distclean uninstall
+        asan tsan sim cuda vllm-venv engines-venv clean distclean uninstall
 
 help:
 	@echo "make setup       system packages, virtual environment, C core, mount helper (as root)"
@@ -24,6 +25,7 @@ help:
 	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"
 	@echo "make build       rebuild the C core             (make werror: with -Werror, aside)"
 	@echo "make asan|tsan|sim   the C core under sanitizers; the protocol simulator"
+	@echo "make cuda        compile the GPU kernels for sm_80, sm_90, sm_100, if there is nvcc"
 	@echo "make vllm-venv   a separate environment with vLLM's CPU wheel, 3.4 GB"
 	@echo "make engines-venv    one with SGLang's, LMCache's, NIXL's and llama.cpp's storage code, 3.3 GB"
 	@echo "make clean       build results  (distclean: environments too; uninstall: the wrappers)"
@@ -43,7 +45,7 @@ $(SETUP_STAMP): pyproject.toml setup.py | system
 
 venv: $(SETUP_STAMP)
 
-ifeq ($(wildcard belugafs/_native.*.so),)
+ifneq ($(words $(wildcard belugafs/_native.*.so belugafs/kernels/_copy.*.so)),2)
 .PHONY: $(BUILD_STAMP)
 endif
 $(BUILD_STAMP): $(SETUP_STAMP) $(C_SOURCES)
@@ -90,6 +92,9 @@ format: $(SETUP_STAMP)
 asan tsan sim: setup
 	$(MAKE) -C tests/native $@
 
+cuda:
+	$(MAKE) -C kernels cuda
+
 vllm-venv:
 	@tools/vllm_venv.sh .venv-vllm
 
@@ -97,7 +102,7 @@ engines-venv:
 	@tools/engines_venv.sh .venv-engines
 
 clean:
-	rm -rf build dist belugafs/*.so .pytest_cache .mypy_cache .ruff_cache $(BUILD_STAMP)
+	rm -rf build dist belugafs/*.so belugafs/kernels/*.so kernels/build .pytest_cache .mypy_cache .ruff_cache $(BUILD_STAMP)
 	if [ -f tests/native/Makefile ]; then $(MAKE) -C tests/native clean; fi
 
 distclean: clean

@@ -1,4 +1,4 @@
-"""The one part of the build that pyproject.toml cannot say: the C extension module.
+"""The one part of the build that pyproject.toml cannot say: the C extension modules.
 
 ``BELUGAFS_WERROR=1`` turns warnings into errors; ``BELUGAFS_DEBUG=1`` builds with assertions
 and without optimisation. Both only change flags, so they need ``--force`` on a built tree.
@@ -30,6 +30,15 @@ setup(
             define_macros=[("XXH_INLINE_ALL", None)],
             extra_compile_args=flags,
             extra_link_args=["-pthread"],
-        )
+        ),
+        Extension(
+            "belugafs.kernels._copy",
+            # It holds the GPU's source as well (.incbin, from here: setup.py runs in the root).
+            sources=["belugafs/kernels/_copy.c", *sorted(glob("kernels/*.c"))],
+            depends=sorted([*glob("kernels/*.h"), *glob("kernels/*.cu")]),
+            include_dirs=["kernels"],
+            extra_compile_args=flags,
+            extra_link_args=["-pthread"],
+        ),
     ]
 )

@@ -1,0 +1,61 @@
+/* SIGBUS during a copy becomes -EIO.
+ *
+ * A page of a pool can vanish (a file cut short, a tmpfs that is full) or be poisoned.  Each
+ * guarded call notes a jump buffer of its thread; the handler jumps there, and passes on every
+ * signal that no copy of ours raised.  The core has one of its own (_core/mem.c): handlers chain,
+ * so both can be installed in one process, in any order. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include "bfk.h"
+
+static __thread sigjmp_buf *guard;
+static struct sigaction old_bus, old_segv;
+static atomic_bool installed;
+
+static void on_fault(int sig, siginfo_t *info, void *context)
+{
+	if (guard) siglongjmp(*guard, 1);
+	struct sigaction *old = sig == SIGBUS ? &old_bus : &old_segv;
+	if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(sig, info, context);
+	else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) old->sa_handler(sig);
+	else sigaction(sig, old, NULL); /* it faults again, with the default action: a core dump at the right place */
+}
+
+static void install(void)
+{
+	struct sigaction action;
+	memset(&action, 0, sizeof action);
+	action.sa_sigaction = on_fault;
+	action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+	sigemptyset(&action.sa_mask);
+	sigaction(SIGBUS, &action, &old_bus);
+	sigaction(SIGSEGV, &action, &old_segv);
+	atomic_store(&installed, true);
+}
+
+void bfk_guard_install(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, install);
+}
+
+int bfk_guarded(int (*run)(void *arg, uint64_t part), void *arg, uint64_t part)
+{
+	if (!atomic_load_explicit(&installed, memory_order_relaxed)) return run(arg, part);
+	sigjmp_buf here, *outer = guard;
+	if (sigsetjmp(here, 0)) {
+		guard = outer;
+		return -EIO;
+	}
+	guard = &here;
+	atomic_signal_fence(memory_order_seq_cst);
+	int rc = run(arg, part);
+	atomic_signal_fence(memory_order_seq_cst);
+	guard = outer;
+	return rc;
+}

@@ -40,7 +40,7 @@ movers = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(cases(), movers, st.sampled_from(ISAS), st.sampled_from([0, 1 << 20]))
 def test_gather_and_scatter(case: Case, mover: CpuMover, isa: str, stream_min: int) -> None:
     _copy.set_isa(isa)
@@ -62,7 +62,7 @@ def test_gather_and_scatter(case: Case, mover: CpuMover, isa: str, stream_min: i
         assert ticket.sums.tolist() == want
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 5000),
     st.integers(0, 130),

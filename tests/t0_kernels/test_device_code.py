@@ -45,7 +45,7 @@ def run_pieces(case: Case, grid: tuple[int, int, int], to_pool: bool) -> None:
 
 
 @pytest.mark.parametrize("run", [run_paged, run_pieces])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(case=cases(), grid=grids)
 def test_any_geometry(run, case: Case, grid: tuple[int, int, int]) -> None:
     before = case.pool.copy()
@@ -58,7 +58,7 @@ def test_any_geometry(run, case: Case, grid: tuple[int, int, int]) -> None:
     check_scatter(case, untouched)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 700), st.integers(0, 40), st.integers(0, 40), grids)
 def test_any_alignment(nbytes: int, to: int, start: int, grid: tuple[int, int, int]) -> None:
     workers, lanes, tile_bytes = grid

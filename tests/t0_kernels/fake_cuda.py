@@ -63,6 +63,19 @@ def _parameters(kind: str) -> list[int]:
     return [8 if "*" in text else sizes[text.split()[0]] for text in declared]
 
 
+class _Streams:
+    """``cupy.cuda.Stream``: makes one, or finds somebody else's."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        self.fake = fake
+
+    def __call__(self, **_: Any) -> Stream:
+        return Stream(self.fake)
+
+    def from_external(self, foreign: Any) -> Stream:
+        return self.fake.streams[foreign.__cuda_stream__()[1]]
+
+
 class FakeCuda:
     """``cupy``: to be given to the mover; ``runtime``: in place of Cudart."""
 
@@ -80,16 +93,16 @@ class FakeCuda:
         self.runtime: Any = self
         cuda = SimpleNamespace(
             Event=Event,
-            Stream=SimpleNamespace(from_external=self._external),
+            Stream=_Streams(self),
+            get_elapsed_time=lambda begin, end: 1.0,
             alloc_pinned_memory=self._pinned,
             get_current_stream=lambda: self.current[-1],
         )
-        self.cupy = SimpleNamespace(cuda=cuda, RawModule=self._module, asarray=self._asarray)
+        self.cupy = SimpleNamespace(
+            cuda=cuda, RawModule=self._module, asarray=self._asarray, zeros=self._zeros
+        )
 
     # ---- CuPy ----
-
-    def _external(self, foreign: Any) -> Stream:
-        return self.streams[foreign.__cuda_stream__()[1]]
 
     def _pinned(self, nbytes: int) -> Any:
         raw = np.zeros(nbytes + 16, np.uint8)
@@ -107,7 +120,16 @@ class FakeCuda:
     def _asarray(self, array: np.ndarray[Any, Any]) -> Any:
         memory = self._pinned(array.nbytes)
         np.frombuffer(memory, np.uint8)[:] = array.reshape(-1)
-        return SimpleNamespace(data=memory)
+        there = np.frombuffer(memory, np.uint8)
+        return SimpleNamespace(data=memory, get=lambda: there.copy())
+
+    def _zeros(self, shape: Any, dtype: Any) -> Any:
+        there = np.zeros(shape, dtype)
+        data = SimpleNamespace(ptr=there.ctypes.data)
+        face = there.__array_interface__
+        return SimpleNamespace(
+            data=data, nbytes=there.nbytes, held=there, __cuda_array_interface__=face
+        )
 
     def _module(self, code: str, options: tuple[str, ...]) -> Any:
         assert "#include" not in code.replace('#include "', ""), "NVRTC has no include path"

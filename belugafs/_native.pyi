@@ -367,7 +367,9 @@ class DirectServer:
     or a negative errno. ``log`` is called as ``logging.log``. ``threads`` wait for requests at a
     time; more are added while all are held up. ``still_open`` is for pools attached with
     ``publish_close``: (process, its start in ticks, inode number) to whether that process has the
-    file open. Raises OSError (EPROTO: kernel too old).
+    file open. ``passthrough`` is a descriptor of a file of a directory pool's tmpfs: files get
+    passthrough, if the kernel takes this one; -1: without. ``sync``: each write is synced. Raises
+    OSError (EPROTO: kernel too old).
     """
 
     def __init__(
@@ -380,11 +382,14 @@ class DirectServer:
         max_pages: int = ...,
         threads: int = 1,
         still_open: Callable[[int, int, int], bool] | None = None,
+        passthrough: int = -1,
+        sync: bool = False,
     ) -> None: ...
     def fileno(self) -> int:
         """Readable once no request is served any more."""
     def info(self) -> dict[str, Any]:
         """kernel_minor, request_bytes, threads, offered and flags (of INIT), requests so far,
+        backing_ids (open ones), passthrough: 0, or the errno with which the kernel refused it,
         and end: the errno with which it ended, 0 if stopped, None while it goes on."""
     def stop(self) -> None:
         """Finish what is being served, and serve no more."""

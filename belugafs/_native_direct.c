@@ -59,12 +59,12 @@ static void on_log(void *ctx, int level, const char *text)
 /* ---- the type ---------------------------------------------------------------------------------------- */
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
-	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", NULL};
-	struct ds_config c = {.control = on_control, .log = on_log};
-	PyObject *control, *log, *still_open;
+	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", "passthrough", "sync", NULL};
+	struct ds_config c = {.control = on_control, .log = on_log, .passthrough = -1};
+	PyObject *control, *log, *still_open = Py_None;
 	PoolObject *pool;
-	int rc;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&O:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open))
+	int rc, sync = 0;
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&Oip:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open, &c.passthrough, &sync))
 		return NULL;
 	if (!PyCallable_Check(control) || !PyCallable_Check(log) || (still_open != Py_None && !PyCallable_Check(still_open))) {
 		PyErr_SetString(PyExc_TypeError, "control, log and still_open must be callable");
@@ -82,6 +82,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	}
 	s->pool = (PoolObject *)Py_NewRef((PyObject *)pool);
 	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->still_open = Py_NewRef(still_open);
+	c.sync = sync;
 	c.ctx = s, c.still_open = still_open != Py_None ? on_still_open : NULL;
 	struct ds *d = NULL;
 	Py_BEGIN_ALLOW_THREADS
@@ -131,8 +132,8 @@ static PyObject *server_info(ServerObject *s, PyObject *unused)
 	Py_BEGIN_ALLOW_THREADS
 	ds_info(s->d, &i);
 	Py_END_ALLOW_THREADS
-	return Py_BuildValue("{sIsIsIsKsKsKsN}", "kernel_minor", i.kernel_minor, "request_bytes", i.max_write, "threads", i.threads, "offered", (unsigned long long)i.offered, "flags",
-		(unsigned long long)i.flags, "requests", (unsigned long long)i.requests, "end", i.end < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(i.end));
+	return Py_BuildValue("{sIsIsIsKsKsKsKsisN}", "kernel_minor", i.kernel_minor, "request_bytes", i.max_write, "threads", i.threads, "offered", (unsigned long long)i.offered, "flags",
+		(unsigned long long)i.flags, "requests", (unsigned long long)i.requests, "backing_ids", (unsigned long long)i.backing_ids, "passthrough", i.passthrough, "end", i.end < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(i.end));
 }
 
 static PyObject *server_fileno(ServerObject *s, PyObject *unused)

@@ -39,7 +39,7 @@ from belugafs.control import ControlDirectory
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
 from belugafs.scrub import Scrubber
-from belugafs.transport import Choice, Plan, Session, TransportError, choose
+from belugafs.transport import Choice, Plan, Session, TransportError, choose, passthrough
 from belugafs.transport.direct import DirectSession
 from belugafs.transport.over_pyfuse3 import Pyfuse3Session, errno_of, is_late_reply
 
@@ -95,6 +95,8 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
             for text in opened.info.notes:
                 report.note(text)
             config = _config(opened, super_["uuid"], mount_point, options, transport)
+            wish = _passthrough(opened, options, transport, report)
+            config |= {"passthrough": "off", "passthrough_reason": wish.reason}
             works = _background(pool, opened, options.readonly)
             scrubber = None
             if options.verify == "scrub":
@@ -107,6 +109,7 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
                 switches=_switches(options),
                 allow_other=allow_other,
                 publish_close=options.publish == "close",
+                passthrough_fd=wish.fd,
             )
             _Mount(pool, control, plan).serve(transport, works, report)
         finally:
@@ -371,6 +374,19 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES // 2)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+
+
+def _passthrough(
+    opened: OpenPool, options: MountOptions, transport: Choice, report: Reporter
+) -> passthrough.Wish:
+    wish = passthrough.wish(
+        options.passthrough, opened.fd, transport, is_directory_pool=opened.data_fd >= 0
+    )
+    if wish.reason:
+        log.info("no passthrough: %s", wish.reason)
+    if wish.is_lack:
+        report.note(passthrough.note(wish.reason))
+    return wish
 
 
 def _config(

@@ -11,6 +11,7 @@ Verify = Literal["first", "always", "off", "scrub"]
 Coherence = Literal["auto", "coherent", "incoherent"]
 Publish = Literal["open", "close"]
 Transport = Literal["auto", "pyfuse3", "direct"]
+Passthrough = Literal["auto", "off"]
 
 HIGH_PERMILLE = 970
 LOW_PERMILLE = 950
@@ -48,6 +49,7 @@ class MountOptions:
     coherence: Coherence = "auto"
     publish: Publish = "open"
     transport: Transport = "auto"
+    passthrough: Passthrough = "auto"
     host: str = ""
     high_permille: int = HIGH_PERMILLE
     low_permille: int = LOW_PERMILLE
@@ -97,6 +99,7 @@ _VALUES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "coherence": ("coherence", _choice(get_args(Coherence))),
     "publish": ("publish", _choice(get_args(Publish))),
     "transport": ("transport", _choice(get_args(Transport))),
+    "passthrough": ("passthrough", _choice(get_args(Passthrough))),
     "host": ("host", _text),
     "log": ("log", _text),
     "high": ("high_permille", _permille),
@@ -126,6 +129,7 @@ HELP = """\
   log=FILE|syslog              where the daemon's messages go
   transport=auto|direct|pyfuse3
                                how requests come from the kernel; doctor says which one auto takes
+  passthrough=auto|off         directory pools: the kernel reads, writes and maps files by itself
   nodev, nosuid, noexec, noatime, dev, suid, exec, atime, sync, dirsync
                                as for every filesystem (root: nodev,nosuid unless dev,suid)"""
 

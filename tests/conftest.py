@@ -37,6 +37,9 @@ POOL_KIND = os.environ.get("BELUGAFS_TEST_POOL_KIND", "file")
 TRANSPORT = os.environ.get("BELUGAFS_TEST_TRANSPORT", "")
 """Of all mounts whose test doesn't choose one; empty: the one that users get."""
 
+PASSTHROUGH = os.environ.get("BELUGAFS_TEST_PASSTHROUGH", "")
+"""``off``: mounts of directory pools without it."""
+
 
 @pytest.fixture(scope="session")
 def native() -> Any:
@@ -209,13 +212,19 @@ class MountedPool:
         options = self.options if options is None else options
         self.options = options
         transport = f"transport={TRANSPORT}" if TRANSPORT else ""
-        joined = ",".join(filter(None, [transport, options, f"log={self.log_path}"]))
+        passthrough = f"passthrough={PASSTHROUGH}" if PASSTHROUGH else ""
+        joined = ",".join(filter(None, [transport, passthrough, options, f"log={self.log_path}"]))
         return self.command("belugafs.mount", str(self.pool_path), str(self.path), "-o", joined)
 
     @property
     def transport(self) -> str:
         """Which one serves the mount."""
         return _pairs(self.path / ".beluga/config")["transport"]
+
+    @property
+    def passthrough(self) -> bool:
+        """Whether the kernel reads, writes and maps files by itself."""
+        return _pairs(self.path / ".beluga/config")["passthrough"] == "on"
 
     def mount(self, options: str | None = None) -> None:
         """Mount. The daemon's pid is known afterwards, and the watchdog runs."""
@@ -309,6 +318,16 @@ class MountedPool:
         while int(self.stats()[name]) != value:
             assert time.monotonic() < deadline, f"{name} is {self.stats()[name]}, not {value}"
             time.sleep(0.01)
+
+    def settled_state(self, path: Path, limit_s: float = 10) -> str:
+        """``user.beluga.state``, once nobody can write to the file without the daemon any more:
+        it learns of that a moment after the close."""
+        deadline = time.monotonic() + limit_s
+        while (state := os.getxattr(path, "user.beluga.state").decode()) != "sealed":
+            if time.monotonic() > deadline or state == "abandoned" or not self.passthrough:
+                break
+            time.sleep(0.01)
+        return state
 
     def log(self) -> str:
         """What the daemons of this mount have logged."""

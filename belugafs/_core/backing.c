@@ -131,7 +131,9 @@ int bk_stat(struct bfs *b, struct bfs_inode *in, struct bk_stat *s)
 	int fd = bk_fd(b, in);
 	if (fd < 0) return fd;
 	if (fstat(fd, &st)) return failed(b, in->ino, "looked at");
-	s->size = (u64)st.st_size, s->granules = ((u64)st.st_blocks * 512 + BFS_GRANULE - 1) / BFS_GRANULE;
+	/* who writes without us isn't stopped at the largest size there is: what is behind it goes with the seal */
+	s->over = (u64)st.st_size > SIZE_MAX_BYTES;
+	s->size = min64((u64)st.st_size, SIZE_MAX_BYTES), s->granules = ((u64)st.st_blocks * 512 + BFS_GRANULE - 1) / BFS_GRANULE;
 	s->mtime_ns = (i64)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 	return 0;
 }
@@ -213,7 +215,7 @@ int bk_trim(struct bfs *b, struct bfs_inode *in)
 {
 	struct bk_stat s;
 	int rc = bk_stat(b, in, &s);
-	if (rc || s.granules <= granules(s.size)) return rc;
+	if (rc || (!s.over && s.granules <= granules(s.size))) return rc;
 	int fd = writing_fd(b, in);
 	if (fd < 0) return fd;
 	return ftruncate(fd, (off_t)s.size) && errno != EINTR && errno != ENOSPC ? failed(b, in->ino, "truncated") : 0;

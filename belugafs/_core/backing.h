@@ -24,10 +24,11 @@ struct back {
 	_Atomic(u64) lost;       /* objects found without their file */
 	u64 swept;               /* files without an object, removed at attach */
 	struct bfs_inode *writers; /* foreign ones, by wnext; under ilock */
+	_Atomic(bool) is_short;  /* of what the writers may need, at the last look */
 	u64 asked_ns;            /* nothing could be evicted then; under wlock */
 };
 
-struct bk_stat { u64 size, granules; i64 mtime_ns; };
+struct bk_stat { u64 size, granules; i64 mtime_ns; bool over; /* than a file may be */ };
 
 /* backing.c ---------------------------------------------------------------------------- */
 #define BK_NAME 32

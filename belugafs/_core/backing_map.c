@@ -86,7 +86,8 @@ int bk_keep(struct bfs *b, u64 ino)
 }
 
 /* ---- room ahead of them ---------------------------------------------------------------------------- */
-/* What a file may well get: as the last block of its directory, or the large ones of the pool. */
+/* What a file may well get: as the last block of its directory, or the large ones of the pool; one that is written
+ * again, what it has. */
 static u64 guess(struct bfs *b, const struct bfs_inode *in)
 {
 	enum { LEAST = 1024 };
@@ -101,33 +102,44 @@ static u64 guess(struct bfs *b, const struct bfs_inode *in)
 	return max64(max64(n, atomic_load(&b->back->guess)), LEAST);
 }
 
+/* What a writer may need before the next look: up to what is expected, and beyond that as much again as there is
+ * (of a large one a part).  One that doesn't grow needs little. */
+static u64 may_need(struct bfs_inode *in)
+{
+	enum { IDLE = 64, STEP = 1024, AGAIN = 16384 };
+	struct stat st;
+	if (!in->writers || in->rfd < 0 || fstat(in->rfd, &st)) return 0;
+	u64 have = (u64)st.st_blocks * 512 / BFS_GRANULE, before = in->had;
+	in->had = have;
+	if (have < in->expect) return in->expect - have;
+	return have > before ? max64(max64(min64(have, AGAIN), have / 4), STEP) : IDLE;
+}
+
 int bfs_headroom(struct bfs *b)
 {
-	enum { STEP = 1024, LOOKED_AT = 1024, ROUNDS = 64 };
-	u64 total, empty, want = 0, high, low;
+	enum { LOOKED_AT = 1024, ROUNDS = 64 };
+	u64 total, empty, want = 0, all, high, low;
 	u32 n = 0;
 	int rc;
-	if (!b->back || b->o.readonly || b->o.evict_none || in_batch(b)) return 0;
+	if (!b->back || b->o.readonly || in_batch(b)) return 0;
 	lk(b, &b->ilock);
-	for (struct bfs_inode *in = b->back->writers; in && n < LOOKED_AT; in = in->wnext, n++) {
-		struct stat st;
-		if (!in->writers || in->rfd < 0 || fstat(in->rfd, &st)) continue;
-		u64 have = (u64)st.st_blocks * 512 / BFS_GRANULE;
-		want += have < in->expect ? in->expect - have : max64(have / 4, STEP);
-	}
+	for (struct bfs_inode *in = b->back->writers; in && n < LOOKED_AT; in = in->wnext, n++) want += may_need(in);
 	unlk(b, &b->ilock);
 	if ((rc = bk_space(b, &total, &empty))) return rc;
 	high = total * (1000 - b->o.high_permille) / 1000, low = total * (1000 - b->o.low_permille) / 1000;
-	want = max64(min64(want, total / 4 * 3), high);
-	for (int i = 0; i < ROUNDS && empty < want; i++) {
+	all = want, want = max64(min64(want, total / 4 * 3), high);
+	for (int i = 0; i < ROUNDS && empty < want && !b->o.evict_none; i++) {
 		struct txn *t;
 		if ((rc = op_begin(b, &t))) return rc;
 		int gone = ev_make_room(t, max64(want, low) - empty);
 		if ((rc = op_end(b, t, gone < 0 ? gone : 0)) || (rc = bk_space(b, &total, &empty))) return rc;
 		if (!gone) break;
 	}
+	atomic_store(&b->back->is_short, empty < all);
 	return 0;
 }
+
+bool bfs_is_short(struct bfs *b) { return b->back && atomic_load(&b->back->is_short); }
 
 /* ---- from then on ------------------------------------------------------------------------------------- */
 static int expose(struct bfs *b, struct bfs_inode *in, bool creator)
@@ -140,7 +152,7 @@ static int expose(struct bfs *b, struct bfs_inode *in, bool creator)
 	fl_sums_drop(b, in, 0, UINT64_MAX);
 	in->fmtime_ns = s.mtime_ns;
 	in->foreign_creator = creator;
-	in->expect = guess(b, in);
+	in->expect = s.size ? 0 : guess(b, in), in->had = s.granules;
 	become(b, in, true);
 	return 0;
 }
@@ -174,11 +186,11 @@ int bfs_backing_fd(struct bfs *b, u64 fh, bool write)
 		hd_touch(b, h);
 		if (in->foreign && in->state == BFS_ST_SEALED && bk_settle(b, in, 1)) { /* still mapped: written by whom, nobody knows */
 			in->reopened |= !creator;
-			in->expect = guess(b, in);
 		}
-		if (!in->foreign) rc = expose(b, in, creator);
 	}
-	if (!rc && !write && !in->reload) rc = verified(b, in);
+	/* before the sums no longer count: who opens it for writing reads it, too */
+	if ((!write || !in->foreign) && !in->reload) rc = verified(b, in);
+	if (!rc && write && !in->foreign) rc = expose(b, in, creator);
 	if (!rc) rc = bk_fd(b, in);
 	in_unlock(b, in);
 	if (rc >= 0 && write) bfs_headroom(b); /* what it can't do, the first store finds out */

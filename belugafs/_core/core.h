@@ -152,11 +152,13 @@ u64 *bfs_handle_user(struct bfs *b, u64 fh); /* two words of an open handle for 
 /* Directory pools: an O_RDONLY descriptor of the open file's backing file, kept until its last release; also
  * what passthrough is registered from.  write: the caller is going to let somebody store into the file without
  * the core (passthrough, a mapping); the handle must be one for writing.  Until nobody can any more the object
- * isn't verified; its size and times are the backing file's.  Without write all of a sealed file is checked first,
- * as opts.verify says: -EIO, some of it is damaged; bfs_read has what isn't. -EOPNOTSUPP: a flat pool. */
+ * isn't verified; its size and times are the backing file's.  All of a sealed file is checked first, as
+ * opts.verify says: -EIO, some of it is damaged; bfs_read has what isn't. -EOPNOTSUPP: a flat pool. */
 int bfs_backing_fd(struct bfs *b, u64 fh, bool write);
 /* Directory pools: evicts ahead of such writers. bfs_tick does, too; with many of them more often is better. */
 int bfs_headroom(struct bfs *b);
+/* There was less room at its last look than they may need: who can should write by way of the core, which evicts as it goes. */
+bool bfs_is_short(struct bfs *b);
 /* Compares a regular file with its checksums, from offset `from` (rounded down to a chunk) on, about max_bytes of
  * it; whatever opts.verify says, and without a use: recency stays.  What is damaged is no error of the call. */
 struct bfs_verify {

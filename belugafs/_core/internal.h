@@ -334,7 +334,8 @@ struct bfs_inode {
 	bool reopened;          /* again, before it was known who has stored */
 	bool settling;          /* under ilock: stays in the table until they are gone */
 	i64 fmtime_ns, sync_ns; /* of the backing file as last seen; at the last fsync */
-	u64 sync_size, expect;  /* at the last fsync; granules that it may get */
+	u64 sync_size;          /* at the last fsync */
+	u64 expect, had;        /* granules that it may get; that it had at the last look */
 	struct bfs_inode *wnext;/* under ilock: list of foreign ones */
 	u64 scratch;            /* extent that a compacted copy is in, 0 none */
 };

@@ -238,7 +238,9 @@ void sl_free_orphan(struct bfs *b, struct bfs_inode *in)
 	if (linked) in->dying = false;
 	else if (!later) in->gone = true;
 	unlk(b, &b->ilock);
-	if (!later && !linked) rw_clear(b, in);
+	if (later || linked) return;
+	rw_clear(b, in);
+	if (in->settling) bk_settle(b, in, 0); /* nothing is: who has it mapped keeps its pages, we don't */
 }
 
 int sl_last(struct bfs *b, struct bfs_inode *in, bool strict)

@@ -2,7 +2,8 @@
  *
  * Files are opened with direct_io where the kernel lets such files be mapped (Linux 6.6): reads are answered from the
  * pool's own pages by one writev, writes come in requests as large as the caller's, and nothing is kept twice.
- * Elsewhere through the page cache, as over pyfuse3.
+ * Elsewhere through the page cache, as over pyfuse3.  Files of a directory pool have passthrough, where the
+ * kernel has it (passthrough.c).
  *
  * FLUSH seals, so it is only left out for descriptors that can't write. */
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include "server.h"
 
 #define CACHE_S 1u
@@ -19,11 +21,42 @@
 /* Where a write goes is the kernel's decision, also with O_APPEND, which fcntl may set and clear while a file is open. */
 static int flags_of(u32 flags) { return (int)flags & ~O_APPEND; }
 
-static u32 open_flags(const struct ds_req *r, u32 flags)
+static bool writes(u32 flags) { return (flags & O_ACCMODE) != O_RDONLY; }
+static bool syncs(const struct ds_req *r, u32 flags) { return flags & O_DSYNC || ds_config_of(r->d)->sync; }
+
+/* Stores that can't be left to the kernel:
+ *   - with O_APPEND it opens the backing file that way, and goes on appending when fcntl has taken the flag away;
+ *   - a synchronous one promises what only the core keeps;
+ *   - set-user-id and set-group-id would stay;
+ *   - without room ahead it has to be made as it is taken. */
+static bool comes_here(struct ds_req *r, u64 ino, u32 flags)
 {
-	u32 o = (flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC) ? FP_O_NOFLUSH : 0;
-	if (ds_allows_mmap(r->d)) o |= FP_O_DIRECT_IO | FP_O_PARALLEL_DIRECT_WRITES;
-	return o;
+	struct bfs_attr a;
+	if (!writes(flags)) return false;
+	return flags & O_APPEND || syncs(r, flags) || bfs_is_short(r->b) || bfs_getattr(r->b, ino, &a) || a.mode & (S_ISUID | S_ISGID);
+}
+
+/* The rest of a reply to an open. */
+static int opened(struct ds_req *r, u64 ino, u32 flags, bool created, struct fp_open_out *o)
+{
+	struct ds_pt *p = ds_passthrough(r->d);
+	int32_t id = 0;
+	int rc = p ? ds_pt_open(p, ino, o->fh, writes(flags), &id) : 0;
+	if (rc) {
+		bfs_release(r->b, o->fh);
+		return rc;
+	}
+	o->open_flags = !created && !writes(flags) && !(flags & O_TRUNC) ? FP_O_NOFLUSH : 0;
+	if (id) o->backing_id = id, o->open_flags |= FP_O_PASSTHROUGH | (comes_here(r, ino, flags) ? FP_O_DIRECT_IO : 0);
+	else if (ds_allows_mmap(r->d)) o->open_flags |= FP_O_DIRECT_IO | FP_O_PARALLEL_DIRECT_WRITES;
+	return 0;
+}
+
+static int release(struct ds_req *r, u64 ino, u64 fh, u32 flags)
+{
+	struct ds_pt *p = ds_passthrough(r->d);
+	if (p) ds_pt_release(p, ino, writes(flags));
+	return bfs_release(r->b, fh);
 }
 
 static void note_writer(struct ds_req *r, u64 fh)
@@ -44,8 +77,9 @@ int ds_open(struct ds_req *r)
 	int rc = bfs_open(r->b, r->in->nodeid, flags_of(x->flags), &o.fh);
 	if (rc) return rc;
 	if (x->flags & (O_ACCMODE | O_TRUNC)) note_writer(r, o.fh);
-	o.open_flags = open_flags(r, x->flags);
-	return ds_reply(r, &o, sizeof o);
+	if ((rc = opened(r, r->in->nodeid, x->flags, false, &o))) return rc;
+	if ((rc = ds_reply(r, &o, sizeof o))) release(r, r->in->nodeid, o.fh, x->flags);
+	return rc;
 }
 
 static int made(struct ds_req *r, int rc, const struct bfs_attr *a, u64 fh, u32 flags)
@@ -57,8 +91,9 @@ static int made(struct ds_req *r, int rc, const struct bfs_attr *a, u64 fh, u32 
 	if (ds_config_of(r->d)->still_open && (user = bfs_handle_user(r->b, fh)) && user[0]) user[0] |= DS_HIDDEN;
 	/* With publish=close only the descriptors of a new file reach it: its name isn't cached. */
 	ds_entry(a, ds_config_of(r->d)->still_open ? 0 : CACHE_S, &out.e);
-	out.o.open_flags = open_flags(r, flags | O_RDWR);
-	return ds_reply(r, &out, sizeof out);
+	if ((rc = opened(r, a->ino, flags, true, &out.o))) return rc;
+	if ((rc = ds_reply(r, &out, sizeof out))) release(r, a->ino, fh, flags);
+	return rc;
 }
 
 int ds_create(struct ds_req *r)
@@ -112,6 +147,17 @@ int ds_read(struct ds_req *r)
 	return (int)rc;
 }
 
+/* The kernel tells of a last close after close(2) has returned, so what an unlinked file held may come back in a moment. */
+static bool may_come_back(struct bfs *b, int tries)
+{
+	enum { TRIES = 5 };
+	struct timespec t = {0, 1000000};
+	struct bfs_stat s;
+	if (tries == TRIES || bfs_statfs(b, &s) || !s.norphans) return false;
+	nanosleep(&t, NULL);
+	return true;
+}
+
 int ds_write(struct ds_req *r)
 {
 	const struct fp_write_in *x = ds_arg(r, sizeof *x);
@@ -121,9 +167,13 @@ int ds_write(struct ds_req *r)
 		int rc = ds_drop_privileges(r->b, r->in->nodeid);
 		if (rc) return rc;
 	}
-	ssize_t n = bfs_write(r->b, x->fh, x->offset, data, x->size);
+	if (ds_passthrough(r->d)) ds_pt_headroom(ds_passthrough(r->d)); /* what this one takes, others counted on */
+	ssize_t n;
+	for (int tries = 0; (n = bfs_write(r->b, x->fh, x->offset, data, x->size)) == -ENOSPC && may_come_back(r->b, tries); tries++) ;
 	struct fp_write_out o = {.size = (u32)n};
-	return n < 0 ? (int)n : ds_reply(r, &o, sizeof o);
+	/* of a file with direct_io the kernel doesn't ask for it */
+	int rc = n > 0 && syncs(r, x->flags) ? bfs_fsync(r->b, x->fh) : 0;
+	return n < 0 ? (int)n : rc ? rc : ds_reply(r, &o, sizeof o);
 }
 
 int ds_flush(struct ds_req *r)
@@ -151,7 +201,7 @@ int ds_fsync(struct ds_req *r)
 int ds_release(struct ds_req *r)
 {
 	const struct fp_release_in *x = ds_arg(r, sizeof *x);
-	return x ? bfs_release(r->b, x->fh) : -EINVAL;
+	return x ? release(r, r->in->nodeid, x->fh, x->flags) : -EINVAL;
 }
 
 int ds_fallocate(struct ds_req *r)

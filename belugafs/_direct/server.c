@@ -48,6 +48,8 @@ struct ds {
 	} t[DS_THREADS_MAX];
 	pthread_t watcher;
 	char last_error[256];
+	struct ds_pt *pt;      /* NULL: no passthrough */
+	int pt_error;
 };
 
 static u64 mono_ns(void)
@@ -70,6 +72,7 @@ static void say(struct ds *d, int level, const char *fmt, ...)
 
 bool ds_allows_mmap(const struct ds *d) { return d->flags & FP_I_DIRECT_IO_ALLOW_MMAP; }
 const struct ds_config *ds_config_of(const struct ds *d) { return &d->c; }
+struct ds_pt *ds_passthrough(const struct ds *d) { return d->pt; }
 size_t ds_room(const struct ds *d) { return d->max_write > DS_BUFFER_LEAST ? d->max_write : DS_BUFFER_LEAST; }
 
 /* ---- replies ------------------------------------------------------------------------------------ */
@@ -324,14 +327,19 @@ static int agree(struct ds *d, const u8 *buf, size_t n)
 	if (d->offered & FP_I_INIT_EXT && n >= sizeof *in + sizeof *x) d->offered |= (u64)x->flags2 << 32;
 	u64 want = FP_I_ASYNC_READ | FP_I_ATOMIC_O_TRUNC | FP_I_EXPORT_SUPPORT | FP_I_BIG_WRITES | FP_I_AUTO_INVAL_DATA | FP_I_DO_READDIRPLUS | FP_I_READDIRPLUS_AUTO | FP_I_ASYNC_DIO |
 		   FP_I_PARALLEL_DIROPS | FP_I_ABORT_ERROR | FP_I_MAX_PAGES | FP_I_CACHE_SYMLINKS | FP_I_HANDLE_KILLPRIV_V2 | FP_I_INIT_EXT | FP_I_DIRECT_IO_ALLOW_MMAP;
+	if (d->c.passthrough >= 0) want |= FP_I_PASSTHROUGH;
 	d->flags = d->offered & want;
 	u32 pages = d->flags & FP_I_MAX_PAGES ? d->c.max_pages : 32;
 	d->max_write = pages * PAGE;
 	struct fp_init_out out = {
 		.major = FP_MAJOR, .minor = x->minor < FP_MINOR ? x->minor : FP_MINOR, .max_readahead = x->max_readahead, .flags = (u32)d->flags, .flags2 = (u32)(d->flags >> 32),
 		.max_background = 64, .congestion_threshold = 48, .max_write = d->max_write, .time_gran = 1, .max_pages = (u16)pages,
+		/* how many filesystems may lie on top of each other, this one not counted: a tmpfs, and nothing below */
+		.max_stack_depth = d->flags & FP_I_PASSTHROUGH ? 1 : 0,
 	};
-	return ds_reply(&r, &out, sizeof out);
+	int rc = ds_reply(&r, &out, sizeof out);
+	if (!rc && d->c.passthrough >= 0) d->pt_error = d->flags & FP_I_PASSTHROUGH ? -ds_pt_start(d->b, d->c.fd, d->c.passthrough, &d->pt) : ENOSYS;
+	return rc;
 }
 
 int ds_start(struct bfs *b, const struct ds_config *c, struct ds **out)
@@ -356,6 +364,7 @@ int ds_start(struct bfs *b, const struct ds_config *c, struct ds **out)
 	if (!rc && sigaction(wake_signal(), &sa, NULL)) rc = -errno;
 	if (rc) {
 		if (d->ended_fd >= 0) close(d->ended_fd);
+		if (d->pt) ds_pt_free(d->pt);
 		free(d);
 		return rc;
 	}
@@ -378,7 +387,8 @@ int ds_ended_fd(struct ds *d) { return d->ended_fd; }
 void ds_info(struct ds *d, struct ds_info *o)
 {
 	pthread_mutex_lock(&d->mx);
-	*o = (struct ds_info){.kernel_minor = d->kernel_minor, .max_write = d->max_write, .threads = d->live, .offered = d->offered, .flags = d->flags, .requests = atomic_load(&d->requests), .end = atomic_load(&d->end)};
+	*o = (struct ds_info){.kernel_minor = d->kernel_minor, .max_write = d->max_write, .threads = d->live, .offered = d->offered, .flags = d->flags, .requests = atomic_load(&d->requests), .end = atomic_load(&d->end),
+		.backing_ids = d->pt ? ds_pt_ids(d->pt) : 0, .passthrough = d->pt ? 0 : d->pt_error ? d->pt_error : ENOTSUP};
 	pthread_mutex_unlock(&d->mx);
 }
 
@@ -404,6 +414,7 @@ void ds_stop(struct ds *d)
 void ds_free(struct ds *d)
 {
 	close(d->ended_fd);
+	if (d->pt) ds_pt_free(d->pt);
 	pthread_mutex_destroy(&d->mx);
 	free(d);
 }

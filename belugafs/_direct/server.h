@@ -3,6 +3,7 @@
  *   names.c     look-up, attributes, names, extended attributes, statfs
  *   listing.c   directories
  *   files.c     open files
+ *   passthrough.c  which of them have passthrough: backing ids
  *   opener.c    who opened a file for writing, and whether it is being killed
  * Nothing here knows of Python: what the daemon answers itself (the directory .beluga) and says (its log) goes
  * through two callbacks. */
@@ -39,6 +40,8 @@ struct ds_config {
 	int fd;             /* of /dev/fuse, mounted; stays the caller's */
 	u32 max_pages;      /* of a request, as far as the kernel lets */
 	u32 threads;        /* that wait for requests at a time */
+	int passthrough;    /* directory pools: a regular file of the pool's tmpfs, to try passthrough with; -1: without */
+	bool sync;          /* each write is one of a descriptor opened with O_SYNC */
 	ds_control *control;
 	ds_still_open *still_open; /* NULL: not publish=close */
 	ds_log *log;
@@ -49,6 +52,8 @@ struct ds_info { /* what was agreed on */
 	u32 kernel_minor, max_write, threads;
 	u64 offered, flags;
 	u64 requests;
+	u64 backing_ids; /* open ones */
+	int passthrough; /* 0: files have it, else the errno with which it was refused */
 	int end; /* errno with which reading ended: ENODEV = unmounted, 0 = stopped, -1 = still going */
 };
 
@@ -66,6 +71,7 @@ int ds_replyv(struct ds_req *r, const struct iovec *body, int n); /* negative er
 bool ds_allows_mmap(const struct ds *d);    /* of files opened with direct_io */
 size_t ds_room(const struct ds *d);         /* of the request buffer, behind the headers of a write */
 const struct ds_config *ds_config_of(const struct ds *d);
+struct ds_pt *ds_passthrough(const struct ds *d); /* NULL: without */
 
 /* Arguments; NULL: too short, which the kernel never sends. */
 static inline const void *ds_arg(struct ds_req *r, size_t n)
@@ -89,6 +95,17 @@ ds_handler ds_lookup, ds_getattr, ds_setattr, ds_statx, ds_readlink, ds_symlink,
 ds_handler ds_opendir, ds_readdir, ds_readdirplus, ds_releasedir;
 ds_handler ds_open, ds_create, ds_tmpfile, ds_read, ds_write, ds_flush, ds_fsync, ds_release, ds_fallocate, ds_lseek, ds_ioctl;
 int ds_drop_privileges(struct bfs *b, u64 ino); /* set-user-id and set-group-id go, but for a directory's */
+
+/* passthrough.c */
+/* After INIT; probe: a file of the pool's tmpfs.  Negative errno: it doesn't work here. */
+int ds_pt_start(struct bfs *b, int fuse, int probe, struct ds_pt **out);
+void ds_pt_free(struct ds_pt *p);
+/* An open of a regular file by the core's handle fh; write: it may store.  *id: the backing id for the reply, 0: without
+ * passthrough.  0: counted until ds_pt_release; negative errno: the open fails. */
+int ds_pt_open(struct ds_pt *p, u64 ino, u64 fh, bool write, int32_t *id);
+void ds_pt_release(struct ds_pt *p, u64 ino, bool write); /* before the handle goes: what was unlinked is given back with it */
+void ds_pt_headroom(struct ds_pt *p); /* bfs_headroom, not more often than is of use */
+u64 ds_pt_ids(struct ds_pt *p);
 
 /* opener.c: words for bfs_handle_user */
 #define DS_HIDDEN (1ull << 63) /* in the first: a first writing under publish=close goes on */

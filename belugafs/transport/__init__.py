@@ -47,6 +47,8 @@ class Plan:
     (``dev``) have no effect."""
     allow_other: bool
     publish_close: bool
+    passthrough_fd: int = -1
+    """A file of the pool's tmpfs, to ask the kernel for passthrough with; -1: without."""
 
 
 class Session(Protocol):

@@ -14,6 +14,8 @@ from belugafs.opener import Opener, has_open
 from belugafs.transport import Plan, TransportError
 from belugafs.transport.control_replies import ControlReplies
 from belugafs.transport.mounting import mount
+from belugafs.transport.passthrough import WORKS, refusal
+from belugafs.transport.passthrough import note as lack_of_it
 
 log = logging.getLogger("belugafs.transport")
 
@@ -55,8 +57,8 @@ class DirectSession:
     ) -> None:
         self._pool = pool
         self._replies = ControlReplies(control)
-        self._place = plan.place
-        self._publish_close = plan.publish_close
+        self._plan = plan
+        self._note = note
         self._pages = request_pages(note)
         self._device = ""
         self._server: _native.DirectServer | None = None
@@ -67,10 +69,15 @@ class DirectSession:
         if self._server is None:
             return {}
         info = self._server.info()
-        return {
+        about: dict[str, object] = {
             "fuse_protocol": f"7.{info['kernel_minor']}",
             "request_bytes": info["request_bytes"],
         }
+        if self._plan.passthrough_fd >= 0:
+            refused = info["passthrough"]
+            about["passthrough"] = "off" if refused else "on"
+            about["passthrough_reason"] = refusal(refused) if refused else WORKS
+        return about
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """See :class:`belugafs.transport.Session`."""
@@ -83,11 +90,15 @@ class DirectSession:
                 log.log,
                 max_pages=self._pages,
                 threads=max(2, min(os.cpu_count() or 1, THREADS_MAX)),
-                still_open=self._still_open if self._publish_close else None,
+                still_open=self._still_open if self._plan.publish_close else None,
+                passthrough=self._plan.passthrough_fd,
+                sync="sync" in self._plan.switches,
             )
         except OSError as error:
             advice = "; -o transport=pyfuse3" if error.errno == errno.EPROTO else ""
             raise TransportError(f"the kernel's first request failed: {error}{advice}") from error
+        if self._plan.passthrough_fd >= 0 and (refused := self._server.info()["passthrough"]):
+            self._note(lack_of_it(refusal(refused)))
         on_ready()
         await trio.lowlevel.wait_readable(self._server.fileno())
         number = self._server.info()["end"]
@@ -96,7 +107,7 @@ class DirectSession:
 
     def _still_open(self, tgid: int, start_ticks: int, ino: int) -> bool:
         if not self._device:
-            self._device = mounts.device_number(self._place)
+            self._device = mounts.device_number(self._plan.place)
         return has_open(Opener(tgid, start_ticks), self._device, ino)
 
     def cut_off(self) -> None:
@@ -113,5 +124,5 @@ class DirectSession:
             self._server.close()
         os.close(self._fd)
         # Unmounted or aborted by somebody else, the place is theirs.
-        if unmount and ours and mounts.is_dead(self._place):
-            mounts.unmount(self._place, lazy=True)
+        if unmount and ours and mounts.is_dead(self._plan.place):
+            mounts.unmount(self._plan.place, lazy=True)

@@ -580,20 +580,23 @@ def test_backing_files_without_an_object(memory: Memory, how: str) -> None:
     assert content(memory, kept) == bytes(300_000)
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
 @pytest.mark.parametrize("verify", ["first", "always", "off"])
-def test_damage_is_told_to_who_is_going_to_read_past_the_core(verify: str) -> None:
+def test_damage_is_told_to_who_is_going_to_read_past_the_core(verify: str, flags: int) -> None:
+    """Who is going to write it, too: he can read it, and his writing would hide it."""
+    writes = flags == os.O_RDWR
     memory = Memory(kind="directory", attach={"verify": verify})
     ino = memory.put(ROOT, "f", 3 * CHUNK)
     memory.rejoin()
     with open(memory.backing(ino), "r+b") as file:
         file.seek(2 * CHUNK)
         file.write(b"!")
-    fh = memory.pool.open(ino, os.O_RDONLY)
+    fh = memory.pool.open(ino, flags)
     if verify == "off":
-        assert os.pread(memory.pool.backing_fd(fh), 1, 2 * CHUNK) == b"!"
+        assert os.pread(memory.pool.backing_fd(fh, writes), 1, 2 * CHUNK) == b"!"
     else:
         with pytest.raises(OSError) as caught:
-            memory.pool.backing_fd(fh)
+            memory.pool.backing_fd(fh, writes)
         assert caught.value.errno == errno.EIO
         assert memory.pool.read(fh, 0, 2 * CHUNK) == bytes(2 * CHUNK)
         with pytest.raises(OSError):
@@ -601,7 +604,7 @@ def test_damage_is_told_to_who_is_going_to_read_past_the_core(verify: str) -> No
     with open(memory.backing(ino), "r+b") as file:
         file.seek(2 * CHUNK)
         file.write(b"\0")
-    assert memory.pool.backing_fd(fh) >= 0
+    assert memory.pool.backing_fd(fh, writes) >= 0
     memory.pool.release(fh)
     memory.close()
 

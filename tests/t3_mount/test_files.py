@@ -125,7 +125,7 @@ def test_unlink_while_open(mounted_pool: Any, top: Path) -> None:
         found = os.fstat(fd)
         assert (found.st_nlink, found.st_size) == (0, MIB)
         assert os.listdir(top) == []
-    assert int(mounted_pool.stats()["used_granules"]) == 0
+    mounted_pool.await_stat("used_granules", 0)
 
 
 def test_sparse_and_offsets(top: Path) -> None:

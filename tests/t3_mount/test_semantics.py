@@ -130,8 +130,9 @@ def table() -> dict[tuple[str, str], str]:
     return cells
 
 
-def check(top: Path, state: str, cell: str) -> None:
+def check(mounted_pool: Any, state: str, cell: str) -> None:
     """What is there now is what the cell says."""
+    top = mounted_pool.path
     path = top / ("d/f" if state == "name" else "f")
     if cell == "gone":
         assert not path.exists()
@@ -147,7 +148,7 @@ def check(top: Path, state: str, cell: str) -> None:
     assert cell in ("whole", "as written", "`abandoned`")
     assert content == (changed if state.startswith("dirty") else BASE)
     expected = "abandoned" if cell == "`abandoned`" else "sealed"
-    assert os.getxattr(path, "user.beluga.state").decode() == expected
+    assert mounted_pool.settled_state(path) == expected
     if state == "name":
         assert os.getxattr(path, "user.note") == b"kept"
         assert path.stat().st_mode & 0o777 == 0o600
@@ -173,7 +174,7 @@ def crash(mounted_pool: Any, state: str, who: str, cell: str) -> None:
     if who == "daemon":
         mounted_pool.assert_clean()
         mounted_pool.mount()
-    check(mounted_pool.path, state, cell)
+    check(mounted_pool, state, cell)
     subprocess.run(["rm", "-rf", *mounted_pool.path.glob("*")], check=True)
 
 

@@ -72,7 +72,7 @@ class ControlDirectory:
     ) -> None:
         """``counters``: more of ``stats``, from other parts of the daemon."""
         self._pool = pool
-        self._counters = counters
+        self.counters = [counters]
         self.config = dict(config)
         self._started_s = time.time()
         self._started_mono_s = time.monotonic()
@@ -111,7 +111,8 @@ class ControlDirectory:
 
     def _stats(self) -> str:
         numbers: dict[str, object] = dict(self._pool.statfs())
-        numbers.update(self._counters())
+        for counters in self.counters:
+            numbers.update(counters())
         numbers["granule_bytes"] = _native.GRANULE_BYTES
         numbers["uptime_s"] = int(time.monotonic() - self._started_mono_s)
         numbers["pid"] = os.getpid()

@@ -9,7 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from belugafs.transport import choose, kernel_release
+from belugafs.transport import choose, kernel_release, passthrough
+from belugafs.transport.probe import passthrough_errno
 
 State = Literal["ok", "limited", "missing"]
 
@@ -111,13 +112,13 @@ def _core() -> Finding:
 
 
 def _passthrough() -> Finding:
-    if kernel_release() < (6, 9):
-        return Finding("passthrough", "missing", "needs Linux 6.9")
-    return Finding(
-        "passthrough",
-        "limited",
-        "the kernel has it; no transport uses it yet, so what is mapped has a second copy",
-    )
+    reason = passthrough.lack()
+    if not reason and (number := passthrough_errno()):
+        reason = passthrough.refusal(number)
+    if reason:
+        text = f"{reason}; without it, what is mapped of a directory pool has a second copy"
+        return Finding("passthrough", "limited", text)
+    return Finding("passthrough", "ok", f"directory pools: {passthrough.WORKS}")
 
 
 def _transport() -> Finding:

@@ -57,6 +57,7 @@ class DirectSession:
     ) -> None:
         self._pool = pool
         self._replies = ControlReplies(control)
+        control.counters.append(self._counters)
         self._plan = plan
         self._note = note
         self._pages = request_pages(note)
@@ -78,6 +79,12 @@ class DirectSession:
             about["passthrough"] = "off" if refused else "on"
             about["passthrough_reason"] = refusal(refused) if refused else WORKS
         return about
+
+    def _counters(self) -> dict[str, object]:
+        if self._server is None:
+            return {}
+        info = self._server.info()
+        return {"fuse_requests": info["requests"], "backing_ids": info["backing_ids"]}
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """See :class:`belugafs.transport.Session`."""

@@ -63,7 +63,9 @@ def test_nothing_left_to_evict(mounted_pool: Any, block: int) -> None:
                 last = f"more/{number}"
                 put(top, last, block)
                 held[last] = os.open(top / last, os.O_RDONLY)
-        assert caught.value.errno == errno.ENOSPC
+        # room is made ahead of passthrough, so what was stored may have gone before its open
+        gone = caught.value.errno == errno.ENOENT and mounted_pool.passthrough
+        assert caught.value.errno == errno.ENOSPC or gone
         assert last not in names(top)
         for name, fd in held.items():
             assert os.pread(fd, block + 1, 0) == content(name, block)
@@ -153,14 +155,14 @@ def test_a_full_pool_is_the_only_memory(mounted_pool: Any, block: int) -> None:
     size = mounted_pool.size_bytes
     for number in range(8):
         put(top, f"warm/{number}", block)
-    own, before = private_kib(mounted_pool.daemon_pid), meminfo_kib()
+    private, before = private_kib(mounted_pool.daemon_pid), meminfo_kib()
     for number in range(4 * size // block):
         put(top, f"{number}", block)
     left = names(top)
     for name in left:
         get(top, name)
     after = meminfo_kib()
-    assert private_kib(mounted_pool.daemon_pid) - own < min(64 * KIB, size // 4 // KIB)
+    assert private_kib(mounted_pool.daemon_pid) - private < min(64 * KIB, size // 4 // KIB)
     cached = [figures["Cached"] - figures["Shmem"] for figures in (before, after)]
     print(
         f"pool {size // MIB} MiB, {len(left) * block // MIB} MiB in it, stored and read: "
@@ -169,7 +171,8 @@ def test_a_full_pool_is_the_only_memory(mounted_pool: Any, block: int) -> None:
     )
     # over pyfuse3 a buffered read leaves a copy with the kernel, until the file is opened again
     copied = block if mounted_pool.transport == "pyfuse3" else 0
-    for flags, resident in ((os.O_RDONLY, copied), (os.O_RDONLY | os.O_DIRECT, 0)):
+    own = block if mounted_pool.passthrough else 0  # pages of the pool, and no copy
+    for flags, resident in ((os.O_RDONLY, copied or own), (os.O_RDONLY | os.O_DIRECT, own)):
         fd = os.open(top / left[-1], flags)
         buffer = mmap.mmap(-1, block)
         assert os.preadv(fd, [buffer], 0) == block

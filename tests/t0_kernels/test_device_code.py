@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belugafs.kernels import Layout, PagedCache, _copy
+from belugafs.kernels.layout import PART
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 
@@ -70,6 +71,40 @@ def test_any_alignment(nbytes: int, to: int, start: int, grid: tuple[int, int, i
     tiles = -(-nbytes // tile_bytes)
     _copy.twin_pieces(piece.ctypes.data, 1, tiles, tile_bytes, True, workers, lanes)
     np.testing.assert_array_equal(target, want)
+
+
+@pytest.mark.parametrize("to_pool", [True, False])
+def test_parts_of_different_sizes(to_pool: bool) -> None:
+    """Layers that aren't alike: the grid is that of the largest part, and nobody goes beyond his
+    own."""
+    engine = np.random.default_rng(1).integers(0, 256, 4000, np.uint8)
+    pool = np.random.default_rng(2).integers(0, 256, 600, np.uint8)
+    sizes = [(3, 40), (1, 100), (5, 16)]  # rows, row_bytes
+    parts = np.zeros(len(sizes), PART)
+    wanted_engine, wanted_pool = engine.copy(), pool.copy()
+    start, base = 10, 0
+    for part, (rows, row_bytes) in zip(parts, sizes, strict=True):
+        page_stride, pitch = rows * (row_bytes + 7), row_bytes + 7
+        part["engine"] = engine.ctypes.data + base
+        part["page_stride"], part["row_pitch"] = page_stride, pitch
+        part["pool_offset"], part["pool_page_stride"] = start, rows * row_bytes
+        part["rows"], part["row_bytes"] = rows, row_bytes
+        for row in range(rows):
+            there = slice(start + row * row_bytes, start + (row + 1) * row_bytes)
+            here = base + 2 * page_stride + row * pitch
+            if to_pool:
+                wanted_pool[there] = engine[here : here + row_bytes]
+            else:
+                wanted_engine[here : here + row_bytes] = pool[there]
+        start += rows * row_bytes + 5
+        base += 4 * page_stride
+    pages, blocks = np.array([2], np.uint32), np.array([pool.ctypes.data], np.uint64)
+    _copy.twin_paged(
+        parts.ctypes.data, 3, pages.ctypes.data, 1, blocks.ctypes.data, 1, 5, 3, 48,
+        to_pool, 4, 32,
+    )  # fmt: skip
+    np.testing.assert_array_equal(pool, wanted_pool)
+    np.testing.assert_array_equal(engine, wanted_engine)
 
 
 @pytest.mark.parametrize(("apart", "unit"), [(0, 16), (8, 8), (4, 4), (2, 2), (1, 1), (12, 4)])

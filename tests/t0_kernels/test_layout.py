@@ -90,6 +90,16 @@ def test_neighbouring_pages_are_one_piece() -> None:
     assert len(cache.transfer([5, 6, 7, 8, 20, 21, 22, 23], blocks).pieces) == 8
 
 
+def test_neighbouring_blocks_keep_their_own_pieces() -> None:
+    """Blocks one behind the other in the pool, of pages one behind the other in the cache."""
+    layout = Layout(1, 1, 3, 8, 8, 2)
+    cache = PagedCache.from_tensors(layout, [np.zeros((10, 8, 3, 8), np.float16)], "pthd")
+    blocks = Blocks(np.array([0, layout.block_bytes], np.uint64), layout.block_bytes)
+    transfer = cache.transfer([4, 5], blocks)
+    assert transfer.counts.tolist() == [1, 1]
+    assert transfer.pieces["nbytes"].tolist() == [layout.block_bytes] * 2
+
+
 def test_the_order_of_a_block_tells_caches_apart() -> None:
     def order(shape: tuple[int, ...], axes: str) -> str:
         return PagedCache.from_tensors(SMALL, [np.zeros(shape, np.float16)] * 2, axes).order

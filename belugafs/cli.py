@@ -152,19 +152,25 @@ def holders(where: str, as_json: bool) -> int:
     short_help="What this machine offers to belugafs.",
     examples=[
         ("belugafs doctor", "what is there, limited, or missing"),
+        ("belugafs doctor /mnt/beluga", "also whether what is mapped there can be pinned"),
         ("belugafs doctor --json", "the same as a list of name, state and text"),
     ],
     exits=(Exit.OK, Exit.USAGE, Exit.UNSUPPORTED),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def doctor(as_json: bool) -> int:
+@click.argument("where", required=False, nargs=-1, metavar="[MOUNT]...")  # not touched: it may hang
+def doctor(as_json: bool, where: tuple[str, ...]) -> int:
     """Look for what belugafs needs and what makes it faster. Changes nothing.
+
+    Of each MOUNT, whether what a process maps there can be pinned for long, as a GPU needs it: that
+    is tried with a file of 64 KiB without a name, by cudaHostRegister where there is a GPU, else by
+    io_uring.
 
     Exit status 24 if something is missing that mounting needs.
     """
     from belugafs.doctor import examine
 
-    findings = list(examine())
+    findings = list(examine(where))
     if as_json:
         say(json.dumps([finding._asdict() for finding in findings]))
     else:

@@ -1,14 +1,21 @@
-"""What this machine offers to belugafs, for ``belugafs doctor``. Looks, and changes nothing."""
+"""What this machine offers to belugafs, for ``belugafs doctor``. Looks, and changes nothing that
+is there."""
 
 import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from belugafs._pool.host import Mount, mount_of
+from belugafs.exits import Exit
+from belugafs.mounts import belugafs_mounts, is_dead, mount_holding
+from belugafs.pinning import Pin, pin_of_directory
+from belugafs.pool import PoolError
 from belugafs.transport import choose, kernel_release, passthrough
 from belugafs.transport.probe import passthrough_errno
 
@@ -28,10 +35,20 @@ class Finding(NamedTuple):
 _NEEDED = frozenset({"/dev/fuse", "fusermount3", "pyfuse3", "trio", "C core"})
 
 
-def examine() -> Iterator[Finding]:
-    """All findings, the necessary things first."""
+def examine(where: Sequence[str] = ()) -> Iterator[Finding]:
+    """All findings, the necessary things first; also of the mounts that these paths lie in. Raises
+    PoolError where one lies in none."""
+    found = [mount_holding(path) for path in where]
+    for path, mount in zip(where, found, strict=True):
+        if mount is None:
+            raise PoolError(f"{path} is not in a belugafs mount", Exit.USAGE)
     for finding in _examine():
         yield finding._replace(needed=finding.name in _NEEDED)
+    for mount in filter(None, found):
+        yield _within(mount, _mapped)
+    if not where and belugafs_mounts():
+        text = "belugafs doctor MOUNT says whether what is mapped there can be given to a GPU"
+        yield Finding("mounts", "ok", f"{len(belugafs_mounts())}; {text}")
 
 
 def _examine() -> Iterator[Finding]:
@@ -168,3 +185,89 @@ def _dax_devices() -> Finding:
     if names:
         return Finding("DAX devices", "ok", ", ".join(names))
     return Finding("DAX devices", "limited", "none: pools are in ordinary memory")
+
+
+# ---- what a process gets that maps files of a mount ---------------------------------------------
+
+_ANSWER_LIMIT_S = 5
+_MEMORY_KINDS = frozenset({"tmpfs", "hugetlbfs", "devdax"})
+
+
+def _within(mount: Mount, look: Callable[[Mount], Finding]) -> Finding:
+    """A mount whose daemon hangs is one more thing to find out."""
+    found: list[Finding] = []
+    thread = threading.Thread(target=lambda: found.append(look(mount)), daemon=True)
+    thread.start()
+    thread.join(_ANSWER_LIMIT_S)
+    if found:
+        return found[0]
+    return Finding(
+        f"mount {mount.mount_point}",
+        "missing",
+        f"doesn't answer within {_ANSWER_LIMIT_S} s; if it stays so: umount -f, and mount it again",
+    )
+
+
+def _mapped(mount: Mount) -> Finding:
+    """Of one mount: the kind of its pool, its huge pages, how deep it is stacked, and whether what
+    is mapped there can be given to a GPU. A file without a name is made for that, and is gone."""
+    name = f"mount {mount.mount_point}"
+    if is_dead(mount.mount_point):
+        return Finding(name, "missing", "its daemon is dead; mounting it again heals it")
+    try:
+        config = dict(_config(mount.mount_point))
+        kind = config["kind"]
+        pin = _pin(mount, config)
+    except (OSError, KeyError) as error:
+        return Finding(name, "limited", f"can't be looked at: {error}")
+    passthrough = config.get("passthrough") == "on"
+    layers = "one more filesystem (overlayfs) can be laid over it" if passthrough else "not stacked"
+    texts = [f"pool: {kind}", _huge_of(mount.source, kind), layers]
+    texts.append(f"what is mapped {pin.text} ({pin.how})")
+    if pin.works is False:
+        texts.append(_advice(kind, config))
+    return Finding(name, "ok" if pin.works else "limited", "; ".join(texts))
+
+
+def _config(mount_point: str) -> Iterator[tuple[str, str]]:
+    for line in Path(mount_point, ".beluga/config").read_text().splitlines():
+        key, _, value = line.partition(" ")
+        yield key, value
+
+
+def _pin(mount: Mount, config: dict[str, str]) -> Pin:
+    if config["readonly"] == "yes":
+        return Pin(None, "read-only: no file can be made", "is not known to be pinnable")
+    return pin_of_directory(mount.mount_point)
+
+
+def _huge_of(source: str, kind: str) -> str:
+    """Of a pool: the page size of its filesystem, or what its tmpfs was mounted with."""
+    if kind == "devdax":
+        return "pages of the device"
+    if kind == "hugetlbfs":
+        return f"huge pages of {os.statvfs(source).f_bsize >> 10} KiB"
+    if kind == "file":
+        return "no huge pages: the pool is on a disk; make it in /dev/shm or a tmpfs"
+    fd = os.open(source, os.O_RDONLY)
+    try:
+        below = mount_of(fd)
+    finally:
+        os.close(fd)
+    huge = below.options.get("huge", "never") if below is not None else "never"
+    if huge != "never":
+        return f"huge pages: {huge}"
+    place = below.mount_point if below is not None else "the tmpfs"
+    return f"no huge pages: mount -o remount,huge=within_size {place}, and make the pool anew"
+
+
+def _advice(kind: str, config: dict[str, str]) -> str:
+    if kind == "directory":
+        reason = config.get("passthrough_reason", "this version or kernel has none")
+        return f"no passthrough: {reason}"
+    if kind in _MEMORY_KINDS:
+        return (
+            "map the pool itself, or make a directory pool (mkfs.belugafs --size SIZE DIR, as "
+            "root), whose files the kernel maps by passthrough; docs/zero-copy.md"
+        )
+    return "a pool on a disk can't be given to a GPU: make it in a tmpfs; docs/zero-copy.md"

@@ -1,6 +1,7 @@
 """Pool memory and the CUDA runtime, against a stand-in library that keeps errors as CUDA does."""
 
 import ctypes
+import mmap
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from belugafs import pinning
 from belugafs.kernels import cudart
 from belugafs.kernels.cudart import CudaError, CudaMissing, Cudart
 from belugafs.kernels.layout import PIECE
@@ -278,3 +280,21 @@ def test_the_structs_are_those_of_cudas_header(tmp_path: Path) -> None:
         cudart.ERROR_NOT_REGISTERED,
     ]
     assert [int(word) for word in found.split()] == ours
+
+
+def test_whether_memory_can_be_pinned_is_asked_of_the_gpu_where_there_is_one(
+    built: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = str(shutil.copy(built(13000), tmp_path))
+    monkeypatch.setenv("BELUGAFS_CUDART", library)
+    assert pinning.pin(BASE, 4096) == pinning.Pin(True, "cudaHostRegister", "can be pinned")
+    state = ctypes.CDLL(library)
+    assert state.fake_count() == 0  # and let go
+    state.fake_fail_next(2)
+    found = pinning.pin(BASE, 4096)
+    assert (found.works, found.how) == (False, "cudaHostRegister")
+    assert "out of memory" in found.text
+    assert state.fake_last() == 0  # nobody else hears of it
+    monkeypatch.setenv("BELUGAFS_CUDART", str(tmp_path / "none"))
+    with mmap.mmap(-1, 1 << 16) as memory:
+        assert pinning.pin(pinning.address_of(memory), 1 << 16).how == "io_uring"

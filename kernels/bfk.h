@@ -31,7 +31,7 @@ struct bfk_block {
 
 enum {
 	BFK_TO_POOL = 1,  /* gather: engine to pool.  Without: scatter. */
-	BFK_STREAM = 2,   /* non-temporal stores; what they can't cover is written back, then fenced: in the pool on return */
+	BFK_STREAM = 2,   /* non-temporal stores; to the pool: what they can't cover is written back, all is in memory on return */
 	BFK_CACHED = 4,   /* plain stores.  Without either, the size decides: bfk_stream_min() */
 	BFK_FRESH = 8,    /* the pool's lines are dropped from the cache before they are read (incoherent pools) */
 };
@@ -87,7 +87,10 @@ int bfk_twin_paged(const struct bfk_part *parts, uint32_t nparts, const uint32_t
 struct bfk_loops {
 	const char *name;
 	void (*copy)(void *dst, const void *src, size_t n);
-	void (*stream)(void *dst, const void *src, size_t n); /* weakly ordered: needs bfk_drain() */
+	/* Whole lines of dst around the cache, weakly ordered (a fence is the caller's); what lies before
+	 * and behind them plainly.  Without `streams`: all of it plainly. */
+	void (*stream)(void *dst, const void *src, size_t n);
+	bool streams;
 	uint64_t (*sum)(const void *p, size_t n);
 	void (*sum_begin)(void *state);
 	void (*sum_add)(void *state, const void *p, size_t n);

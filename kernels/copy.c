@@ -80,7 +80,6 @@ static void drop(uint64_t address, uint64_t nbytes)
 	_mm_mfence();
 }
 static void drain(void) { _mm_sfence(); }
-static const bool streams = true;
 #elif defined(__aarch64__)
 static void drop(uint64_t address, uint64_t nbytes)
 {
@@ -89,7 +88,6 @@ static void drop(uint64_t address, uint64_t nbytes)
 	__asm__ volatile("dsb sy" ::: "memory");
 }
 static void drain(void) {}
-static const bool streams = false;
 #else
 #error "no cache maintenance known for this machine"
 #endif
@@ -105,6 +103,13 @@ struct copying {
 static void touch(uint64_t address)
 {
 	for (unsigned i = 0; i < AHEAD; i += LINE) __builtin_prefetch((const void *)(uintptr_t)(address + i));
+}
+
+/* Lines of a piece that were stored plainly, since the piece has only a part of them. */
+static void write_back_ends(uint64_t start, uint64_t end)
+{
+	if (start % LINE) drop(start, 1);
+	if (end % LINE && end > start) drop(end - 1, 1);
 }
 
 /* The piece that holds pool address `at`. */
@@ -141,16 +146,20 @@ static int run_part(void *arg, uint64_t part)
 		/* The processor's own prefetch stops at a page; the next piece's first lines and its
 		 * address translation would be waited for. */
 		if (i + 1 < block->npieces) touch(to_pool ? piece[1].engine : piece[1].pool);
+		uint64_t from = at;
 		while (left) {
-			uint64_t n = sum && left > STEP ? STEP : left;
+			/* Steps end where a line of the destination does: half lines can't go around the cache. */
+			uint64_t n = STEP - (to_pool ? at : engine) % LINE;
+			if (!sum || n > left) n = left;
 			void *pool = (void *)(uintptr_t)at, *side = (void *)(uintptr_t)engine;
 			copy(to_pool ? pool : side, to_pool ? side : pool, n);
 			if (sum) c->loops->sum_add(state, to_pool ? side : pool, n);
 			at += n, engine += n, left -= n;
 		}
+		if (stream && to_pool && c->loops->streams) write_back_ends(from, at);
 	}
 	if (stream) drain();
-	if (stream && !streams && to_pool) drop(first, n_bytes);
+	if (stream && to_pool && !c->loops->streams) drop(first, n_bytes);
 	if (sum) {
 		uint64_t value = c->loops->sum_end(state);
 		block->sums[unit] = value ? value : 1;
@@ -184,7 +193,7 @@ int bfk_move(const struct bfk_block *blocks, size_t nblocks, uint64_t sum_bytes,
 		uint64_t units = (blocks[b].nbytes + c.unit - 1) / c.unit;
 		if (units > c.units_max) c.units_max = units;
 	}
-	if (!(flags & (BFK_STREAM | BFK_CACHED)) && total >= bfk_stream_min()) c.flags |= BFK_STREAM;
+	if (!(flags & (BFK_STREAM | BFK_CACHED)) && c.loops->streams && total >= bfk_stream_min()) c.flags |= BFK_STREAM;
 	return bfk_workers_run(run_part, &c, nblocks * c.units_max, threads ? threads : worth(total));
 }
 

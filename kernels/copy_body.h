@@ -18,16 +18,7 @@
 static void loops_copy(void *dst, const void *src, size_t n) { memcpy(dst, src, n); }
 
 #ifdef VEC
-/* Lines before and behind the whole ones are stored plainly and then written back, so that all of
- * it is in memory after a fence. */
-static void edge(void *dst, const void *src, size_t n)
-{
-	if (!n) return;
-	memcpy(dst, src, n);
-	_mm_clflush(dst);
-	_mm_clflush((char *)dst + n - 1);
-}
-
+#define STREAMS true
 static void loops_stream(void *dst, const void *src, size_t n)
 {
 	enum { LINE = 64, AHEAD = 512, PER_LINE = LINE / sizeof(VEC) };
@@ -35,7 +26,7 @@ static void loops_stream(void *dst, const void *src, size_t n)
 	const char *s = src;
 	size_t head = -(uintptr_t)d & (LINE - 1);
 	if (head > n) head = n;
-	edge(d, s, head);
+	memcpy(d, s, head);
 	d += head, s += head, n -= head;
 	for (; n >= 2 * LINE; d += 2 * LINE, s += 2 * LINE, n -= 2 * LINE) {
 		VEC v[2 * PER_LINE];
@@ -49,9 +40,10 @@ static void loops_stream(void *dst, const void *src, size_t n)
 	}
 	for (; n >= LINE; d += LINE, s += LINE, n -= LINE)
 		for (unsigned i = 0; i < PER_LINE; i++) VSTREAM(d + i * sizeof(VEC), VLOAD(s + i * sizeof(VEC)));
-	edge(d, s, n);
+	memcpy(d, s, n);
 }
 #else
+#define STREAMS false
 static void loops_stream(void *dst, const void *src, size_t n) { memcpy(dst, src, n); }
 #endif
 
@@ -62,6 +54,6 @@ static void loops_sum_add(void *state, const void *p, size_t n) { XXH3_64bits_up
 static uint64_t loops_sum_end(void *state) { return XXH3_64bits_digest(state); }
 
 const struct bfk_loops LOOPS = {
-	.name = LOOPS_NAME, .copy = loops_copy, .stream = loops_stream, .sum = loops_sum,
+	.name = LOOPS_NAME, .copy = loops_copy, .stream = loops_stream, .streams = STREAMS, .sum = loops_sum,
 	.sum_begin = loops_sum_begin, .sum_add = loops_sum_add, .sum_end = loops_sum_end,
 };

@@ -1,4 +1,4 @@
-/* Any processor: plain C.  A pool without coherence then needs the core's cache maintenance. */
+/* Any processor: plain C.  Where stores must be in memory, lines are written back behind them. */
 #define LOOPS bfk_loops_portable
 #define LOOPS_NAME "portable"
 #include "copy_body.h"

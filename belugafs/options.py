@@ -49,7 +49,7 @@ class MountOptions:
     coherence: Coherence = "auto"
     publish: Publish = "open"
     transport: Transport = "auto"
-    passthrough: Passthrough = "auto"
+    passthrough: Passthrough = "off"
     host: str = ""
     high_permille: int = HIGH_PERMILLE
     low_permille: int = LOW_PERMILLE
@@ -130,6 +130,7 @@ HELP = """\
   transport=auto|direct|pyfuse3
                                how requests come from the kernel; doctor says which one auto takes
   passthrough=auto|off         directory pools: the kernel reads, writes and maps files by itself
+                               (default: off)
   nodev, nosuid, noexec, noatime, dev, suid, exec, atime, sync, dirsync
                                as for every filesystem (root: nodev,nosuid unless dev,suid)"""
 

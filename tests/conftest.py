@@ -38,7 +38,7 @@ TRANSPORT = os.environ.get("BELUGAFS_TEST_TRANSPORT", "")
 """Of all mounts whose test doesn't choose one; empty: the one that users get."""
 
 PASSTHROUGH = os.environ.get("BELUGAFS_TEST_PASSTHROUGH", "")
-"""``off``: mounts of directory pools without it."""
+"""``auto``: mounts of directory pools with it, which is off by default."""
 
 
 @pytest.fixture(scope="session")

@@ -39,10 +39,7 @@ int ov_drop_scratch(struct txn *t, struct bfs_obj *o)
 		}
 	}
 	if (rc) return txn_fail(t, rc);
-	if (!gone) return 0;
-	ob_count(t, o, -1);
-	o->granules -= min64(gone, o->granules);
-	ob_count(t, o, 1);
+	if (gone) ob_less(t, o, gone);
 	return 0;
 }
 

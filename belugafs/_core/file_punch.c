@@ -39,9 +39,7 @@ static int cut_out(struct bfs *b, struct bfs_inode *in, u64 lo, u64 hi, bool cre
 		struct bfs_rec r = ov_rec(in->ino, lo, 0, base_end - lo);
 		if ((rc = bt_put(t, &r))) txn_fail(t, rc);
 	}
-	ob_count(t, o, -1);
-	o->granules -= min64(gone, o->granules);
-	ob_count(t, o, 1);
+	ob_less(t, o, gone);
 	if ((rc = op_end(b, t, 0))) return rc;
 	atomic_fetch_sub(&in->granules, min64(gone, atomic_load(&in->granules)));
 	rc = mp_set(b, in, lo, hi - lo, 0, 0);

@@ -35,9 +35,7 @@ static int shrink(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 		struct bfs_rec r = ov_rec(in->ino, g, 0, base_end - g);
 		if ((rc = bt_put(t, &r))) txn_fail(t, rc);
 	}
-	ob_count(t, o, -1);
-	o->granules -= min64(gone, o->granules);
-	ob_count(t, o, 1);
+	ob_less(t, o, gone);
 	rc = op_end(b, t, 0);
 	if (rc == -EAGAIN && !un) {
 		/* It may have happened: what was cut off can't be promised any more.  If it hasn't, the file is short all

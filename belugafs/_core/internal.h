@@ -191,6 +191,7 @@ const struct bfs_obj *ob_slot(struct view *v, u32 slot, int *rc); /* as it is, f
  * Regular files only: state SEALED counts as nblocks or nordinary by class, any other as nunsealed; nlink 0 as
  * norphans beside that; blocks_granules = class block, SEALED or ABANDONED, with one name. */
 void ob_count(struct txn *t, const struct bfs_obj *o, int sign);
+void ob_less(struct txn *t, struct bfs_obj *o, u64 gone); /* granules; the counters go with it */
 int ob_sums_get(struct bfs *b, const struct bfs_obj *o, u32 first, u32 n, u64 *s); /* -EINVAL beyond nsums */
 int ob_sums_set(struct txn *t, struct bfs_obj *o, const u64 *s, u32 n);            /* replaces all; inline or radix */
 static inline int txn_fail(struct txn *t, int rc) { return t->poison ? t->poison : (t->poison = rc); } /* error after a first change */

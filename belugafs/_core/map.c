@@ -209,9 +209,7 @@ static int drop_unstored(struct txn *t, struct bfs_inode *in, const struct bfs_e
 	if (!gone) return t->poison;
 	struct bfs_obj *o = ob_cow(t, in->ino);
 	if (!o) return t->poison ? t->poison : -ESTALE;
-	ob_count(t, o, -1);
-	o->granules -= min64(gone, o->granules);
-	ob_count(t, o, 1);
+	ob_less(t, o, gone);
 	return t->poison ? t->poison : in_load(tview(t), o, in);
 }
 

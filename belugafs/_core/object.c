@@ -66,6 +66,13 @@ void ob_count(struct txn *t, const struct bfs_obj *o, int sign)
 	if (o->cls == BFS_CLS_BLOCK && (o->state == BFS_ST_SEALED || o->state == BFS_ST_ABANDONED) && o->nlink == 1) r->blocks_granules += one * o->granules;
 }
 
+void ob_less(struct txn *t, struct bfs_obj *o, u64 gone)
+{
+	ob_count(t, o, -1);
+	o->granules -= gone < o->granules ? gone : o->granules;
+	ob_count(t, o, 1);
+}
+
 /* nlink is 0 until nm_add: what is allocated counts as an orphan so long. */
 struct bfs_obj *ob_alloc(struct txn *t, u32 mode, u32 uid, u32 gid, int *rc)
 {

@@ -4,15 +4,18 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# Tests mostly wait: two at a time. ARGS='-n 0' for one after the other, as a debugger needs.
+TEST_JOBS ?= 2
+PYTEST = $(PY) -m pytest -n $(TEST_JOBS)
 export PYTHON
 
-C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/_core/*.[ch] belugafs/_direct/*.[ch] \
+C_SOURCES := $(wildcard belugafs/*.[ch] belugafs/include/*.h belugafs/_core/*.[ch] belugafs/_direct/*.[ch] \
              belugafs/kernels/*.c kernels/*.[ch] kernels/*.cu)
 SETUP_STAMP := $(VENV)/.belugafs-setup
 BUILD_STAMP := $(VENV)/.belugafs-build
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system venv wrappers build werror demo test test-pyfuse3 test-heavy test-full-size lint format \
+.PHONY: help setup system venv wrappers build werror demo test test-pyfuse3 test-directory test-heavy test-full-size lint format \
         asan tsan sim cuda vllm-venv engines-venv clean distclean uninstall
 
 help:
@@ -20,6 +23,7 @@ help:
 	@echo "make demo        make a pool in memory, mount it, share a KV cache between two processes"
 	@echo "make test        the tests, some minutes        (ARGS='-k name' passes on to pytest)"
 	@echo "make test-pyfuse3  the mounted tests over the other transport"
+	@echo "make test-directory  the mounted tests on directory pools, with passthrough (as root)"
 	@echo "make test-heavy  the long tests: vLLM and other engines on a mount"
 	@echo "make test-full-size  a million names, minutes of races: an hour, not part of CI"
 	@echo "make lint        ruff and mypy                  (make format: let ruff rewrite)"
@@ -45,7 +49,7 @@ $(SETUP_STAMP): pyproject.toml setup.py | system
 
 venv: $(SETUP_STAMP)
 
-ifneq ($(words $(wildcard belugafs/_native.*.so belugafs/kernels/_copy.*.so)),2)
+ifneq ($(words $(wildcard belugafs/_native.*.so belugafs/libbelugafs.so belugafs/kernels/_copy.*.so)),3)
 .PHONY: $(BUILD_STAMP)
 endif
 $(BUILD_STAMP): $(SETUP_STAMP) $(C_SOURCES)
@@ -68,11 +72,16 @@ demo: setup
 	$(VENV)/bin/belugafs demo $(ARGS)
 
 test: setup
-	$(PY) -m pytest -m "not heavy and not full_size" $(ARGS) tests
+	$(PYTEST) -m "not heavy and not full_size" $(ARGS) tests
 
 # The mounted tests over the transport that `auto` doesn't take here.
 test-pyfuse3: setup
-	BELUGAFS_TEST_TRANSPORT=pyfuse3 $(PY) -m pytest -m "not heavy and not full_size" $(ARGS) tests/t3_mount
+	BELUGAFS_TEST_TRANSPORT=pyfuse3 $(PYTEST) -m "not heavy and not full_size" $(ARGS) tests/t3_mount
+
+# The mounted tests on the other kind of pool: a tmpfs of its own, with passthrough. What is served without
+# it there: BELUGAFS_TEST_PASSTHROUGH=off
+test-directory: setup
+	BELUGAFS_TEST_POOL_KIND=directory $(PYTEST) -m "not heavy and not full_size" $(ARGS) tests/t3_mount
 
 test-heavy: setup vllm-venv engines-venv
 	$(PY) -m pytest -m heavy $(ARGS) tests

@@ -449,7 +449,8 @@ PyMODINIT_FUNC PyInit__native(void)
 	if (!attr_type || !native_PoolFormatError || PyModule_AddObjectRef(m, "Attr", (PyObject *)attr_type) < 0 ||
 	    PyModule_AddObjectRef(m, "CoreError", native_CoreError) < 0 ||
 	    PyModule_AddObjectRef(m, "PoolFormatError", native_PoolFormatError) < 0 ||
-	    PyModule_AddType(m, &native_PoolType) < 0 || PyModule_AddType(m, &native_DirectServerType) < 0 || init_constants(m) < 0)
+	    PyModule_AddType(m, &native_PoolType) < 0 || PyModule_AddType(m, &native_DirectServerType) < 0 ||
+	    native_init_ring(m) < 0 || native_init_client(m) < 0 || init_constants(m) < 0)
 		goto fail;
 	if (pthread_atfork(NULL, NULL, in_forked_child) != 0) {
 		PyErr_NoMemory();

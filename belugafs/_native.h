@@ -4,7 +4,10 @@
  *   _native_pool.c   the type Pool: attach, close, protocol steps, capacity
  *   _native_files.c  its methods on names and files
  *   _native_blocks.c its methods on native blocks and batches
+ *   _native_client.c the types Client and Lease: reading in place without being attached
+ *   _native_write.c  the type Room, and what of Client changes a pool
  *   _native_direct.c the type DirectServer: the direct transport on a Pool
+ *   _native_ring.c   the types RingServer and RingClient: request rings
  *
  * Every call of the core runs without the GIL.  What is counted below (users of a pool, of a
  * mapping) changes only with the GIL held.
@@ -31,6 +34,7 @@ typedef struct {
 	MapObject *map;
 	u32 users;     /* calls in the core right now */
 	bool closing;
+	int fd;        /* of the pool: descriptors for other processes are made of it; -1 */
 	unsigned long fork_count; /* of the process that attached it */
 } PoolObject;
 
@@ -59,6 +63,8 @@ int native_conv_name(PyObject *o, void *name_out); /* "O&", cleans up after itse
 PyObject *native_attr(const struct bfs_attr *a);
 PyObject *native_super(const struct bfs_super *sb);
 int native_init_pool(void);
+int native_init_ring(PyObject *module);
+int native_init_client(PyObject *m);
 PyObject *native_opener_of(PyObject *self, PyObject *thread_id), *native_is_killed(PyObject *self, PyObject *args);
 
 /* Maps the descriptor; NULL: OSError is set. */

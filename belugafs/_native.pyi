@@ -7,7 +7,7 @@ filesystem encoding (surrogateescape). Times are nanoseconds since 1970. A granu
 ``GRANULE_BYTES`` of data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -158,6 +158,8 @@ class Pool:
     leaves the lead alone at attach. Watermarks 0, suspect_s 0 and reap_after_s 0 (for how long
     a directory that eviction emptied has to be unused before it may go) are the defaults.
     data_fd: of the directory of backing files, for a directory pool.
+    local_dir: where processes that read in place as this host have their files; "": they are
+    gone with this process. Not given: there are none.
 
     Not closed, it ends like a killed process: nothing more is sealed. After a fork the child
     has to attach for itself; in it, every call is RuntimeError.
@@ -182,6 +184,7 @@ class Pool:
         suspect_s: float = 0,
         reap_after_s: int = 0,
         data_fd: int = -1,
+        local_dir: str | bytes = ...,
     ) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -197,6 +200,21 @@ class Pool:
 
     @property
     def closed(self) -> bool: ...
+
+    # Processes that read in place.
+    @property
+    def local_error(self) -> int:
+        """0: there may be some; else the errno that says why not."""
+    def client_new(self, pid: int, uid: int, /) -> tuple[int, int, int]:
+        """Descriptors for one more, which are the caller's: for ``Client.open``, here or in another
+        process. It lives until the last of them is closed everywhere."""
+    def clients(self) -> list[dict[str, int]]:
+        """Those that live: pid, uid (as they were given), leases, granules, since_ns."""
+    def descriptor(self) -> int:
+        """Another open file description of the pool's file, to read and write; the caller's."""
+    def reservations(self) -> tuple[int, int]:
+        """How many there are of all processes, and the granules of what isn't committed."""
+
     @property
     def buffer(self) -> memoryview:
         """All data of the pool, read-only. Granule n begins at n * GRANULE_BYTES. The
@@ -211,6 +229,9 @@ class Pool:
     def reclaim(self) -> int: ...
     def headroom(self) -> int:
         """Directory pools: evict ahead of writers that don't pass through the core."""
+    def settle(self) -> int:
+        """Directory pools: finish what is closed and nobody stores into any more. The result is
+        how many files still wait."""
     def declare_dead(self, slot: int, fenced: bool = False) -> None: ...
 
     # Names.
@@ -310,6 +331,12 @@ class Pool:
         Without it, all of a sealed file is checked first, as the pool's ``verify`` says.
         Raises CoreError: EIO, some of it is damaged; EOPNOTSUPP in a flat pool.
         """
+    def promise(self, fh: int, /) -> None:
+        """Directory pools: an open file with such a descriptor for writing is about to be stored
+        into; until it is closed, room for what it is expected to get is kept empty.
+        Raises CoreError: ENOSPC, there isn't that much, even by eviction: its writes should pass
+        through the core, which evicts as they come.
+        """
     def verify(self, ino: int, off: int = 0, max_bytes: int = ...) -> dict[str, int]:
         """Compare a regular file with its checksums, about max_bytes from off on (rounded down
         to a chunk), whatever the pool was attached with, and without a use in the sense of
@@ -359,6 +386,100 @@ def opener_of(thread_id: int, /) -> tuple[int, int] | None:
 def is_killed(tgid: int, start_ticks: int, /) -> bool:
     """Whether that process is exiting because of a signal. False where it cannot be told."""
 
+class Lease:
+    """A block that a Client has leased, or why it hasn't."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def inode(self) -> int: ...
+    @property
+    def error(self) -> int:
+        """An errno; 0: leased."""
+    @property
+    def verified(self) -> bool: ...
+    @property
+    def released(self) -> bool: ...
+    def buffer(self) -> ReadableBuffer:
+        """The bytes, read-only. As long as it is referred to, the lease isn't given back. Raises
+        ValueError: not leased, or released."""
+
+class Client:
+    """A pool, read in place by a process that isn't attached to it. Safe to use from threads.
+
+    Errors are OSError, of the subclass that Python has for the errno; after a fork every call is
+    RuntimeError in the child.
+    """
+
+    @classmethod
+    def connect(cls, socket: Name, /) -> Self: ...
+    @classmethod
+    def open(cls, pool_fd: int, host_fd: int, lease_fd: int, /) -> Self:
+        """The descriptors are the client's from now on, whatever happens."""
+    def close(self) -> None:
+        """At once, or when the last lease is given back."""
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def leases(self) -> int:
+        """Not given back yet."""
+    @property
+    def span(self) -> tuple[int, int]:
+        """Address and size of the pool's mapping."""
+    def namespace(self, name: Name, /) -> int: ...
+    def lookup(self, path: Name, /) -> int: ...
+    def getxattr(self, ino: int, name: Name, /) -> bytes: ...
+    def match(self, ns: int, keys: ReadableBuffer, key_bytes: int, /) -> int: ...
+    def exists(self, ns: int, keys: ReadableBuffer, key_bytes: int, /) -> bytes: ...
+    def get(self, ns: int, key: ReadableBuffer, /) -> bytes: ...
+    def get_into(self, ns: int, key: ReadableBuffer, buffer: WriteableBuffer, /) -> int: ...
+    def lease(self, ns: int, keys: ReadableBuffer, key_bytes: int, /) -> list[Lease]: ...
+    def lease_inodes(self, inodes: Sequence[int], /) -> list[Lease]: ...
+    def release(self, leases: list[Lease], /) -> int:
+        """How many of them are kept by a buffer, and are given back with it. ESTALE: this host was
+        declared dead since."""
+    def check(self) -> None:
+        """Does all that is leased still stand? ESTALE: this host was declared dead since; ENODEV:
+        the pool is gone."""
+
+    # What changes the pool. It waits for the daemon, also for the next one; ENOTCONN, ETIMEDOUT.
+    # keys: raw keys of key_bytes each; the lists are of errnos, 0 = done, in their order.
+    def serve_by(self, server: RingServer, /) -> None:
+        """Ask this server of the own process, whose pool is this one."""
+    def patience(self, seconds: float, /) -> None: ...
+    def namespace_create(self, name: Name, /) -> int: ...
+    def put(
+        self, ns: int, keys: ReadableBuffer, key_bytes: int, data: Sequence[ReadableBuffer], /
+    ) -> list[int]: ...
+    def delete(self, ns: int, keys: ReadableBuffer, key_bytes: int, /) -> list[int]: ...
+    def pin(self, ns: int, keys: ReadableBuffer, key_bytes: int, how: int, /) -> list[int]:
+        """how: 0 = unpin, 1 = hard, 2 = soft."""
+    def reserve(self, ns: int, count: int, size_bytes: int, /) -> Room: ...
+
+class Room:
+    """A reservation of a Client: writable pieces of the pool, one for each block to come."""
+
+    @property
+    def dropped(self) -> bool: ...
+    def address(self, index: int, /) -> int: ...
+    def buffer(self, index: int, /) -> WriteableBuffer:
+        """A piece, writable. As long as it is referred to, its room is nobody else's. Raises
+        ValueError: dropped, or committed."""
+    def commit(
+        self,
+        keys: ReadableBuffer,
+        key_bytes: int,
+        indexes: Sequence[int],
+        filled: Sequence[int],
+        /,
+    ) -> list[int]:
+        """Errnos: 0 = stored, EEXIST = it was there already, EINVAL = committed before."""
+    def drop(self) -> int:
+        """What isn't committed is given back, or is with its last buffer: how many blocks are
+        still used by buffers."""
+
 class DirectServer:
     """Serves the FUSE protocol on a mounted descriptor of /dev/fuse, by threads without the GIL.
 
@@ -384,6 +505,7 @@ class DirectServer:
         still_open: Callable[[int, int, int], bool] | None = None,
         passthrough: int = -1,
         sync: bool = False,
+        spin_us: int = 0,
     ) -> None: ...
     def fileno(self) -> int:
         """Readable once no request is served any more."""
@@ -395,3 +517,74 @@ class DirectServer:
         """Finish what is being served, and serve no more."""
     def close(self) -> None:
         """``stop``, and let go of the pool. The descriptor stays the caller's."""
+
+class RingServer:
+    """Serves request rings (docs/ring.md) on a pool, by ``threads`` threads without the GIL. With
+    None in place of the pool only pings are answered.
+
+    ``spin_us``: the longest that an idle thread polls before it sleeps; None: as is best here.
+    """
+
+    def __init__(
+        self, pool: Pool | None, *, threads: int = 1, spin_us: float | None = None
+    ) -> None: ...
+    def add(self, ring_fd: int, bell_fd: int, alive_fd: int = -1, lease_fd: int = -1) -> int:
+        """Serve this ring of a client from now on; its number. ``alive_fd``: a pidfd of the
+        client, or the socket that it is connected by: its end is the ring's. ``lease_fd``: its
+        lease file, without which it can't reserve (ESTALE: not known here). The descriptors
+        stay the caller's. CoreError: EPERM (no memfd sealed against shrinking), EUCLEAN,
+        EPROTONOSUPPORT (no ring, one of another version)."""
+
+    def remove(self, ring: int, /) -> None:
+        """Serve it no more; its client is told."""
+
+    def stats(self) -> dict[str, int]:
+        """Since the start: requests, refused (malformed ones), bad_lines, wakes, sleeps, spins
+        (rounds without work), bells (clients woken), rings_ever, clients_died; and rings (now)."""
+
+    def stop(self) -> None:
+        """Finish what is being done, tell all clients, end the threads."""
+
+class RingClient:
+    """A process's side of a request ring; :class:`belugafs._ring.Ring` is the one to use."""
+
+    def __init__(
+        self,
+        *,
+        slots: int = 0,
+        request_bytes: int = 0,
+        reply_bytes: int = 0,
+        spin_us: float | None = None,
+        start: int = 0,
+    ) -> None: ...
+    def fds(self) -> tuple[int, int, int]:
+        """Descriptors of the ring and its bell, to be handed to a daemon; the ring's generation."""
+
+    def daemon(self, alive_fd: int, /) -> None:
+        """What tells that the daemon is dead: a pidfd or a socket; a copy is kept. -1: nothing."""
+
+    def renew(self, generation: int, /) -> None:
+        """Make a new ring for the next daemon, unless that was done since ``generation``."""
+
+    def call(
+        self,
+        op: int,
+        arg: int,
+        payload: ReadableBuffer,
+        reply_bytes: int,
+        number: int,
+        timeout_s: float,
+        /,
+    ) -> tuple[int, int, int, bytes, str, int]:
+        """Ask and wait: (error, status, result, reply, text, number). error: 0, or the errno with
+        which it ended without an outcome (ETIMEDOUT, ENOTCONN ...)."""
+
+    def stats(self) -> dict[str, int]:
+        """calls, sleeps, bells (rung), missed (replies found by looking again after a sleep),
+        generation (of the ring), spin_ns."""
+
+    def measure(self, calls: int, in_flight: int, payload_bytes: int, /) -> tuple[bytes, int]:
+        """Pings, one at a time or ``in_flight`` at a time: nanoseconds of each as u32 (nothing
+        where there are several at a time), and of all of them."""
+
+    def close(self) -> None: ...

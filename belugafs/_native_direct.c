@@ -59,12 +59,13 @@ static void on_log(void *ctx, int level, const char *text)
 /* ---- the type ---------------------------------------------------------------------------------------- */
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
-	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", "passthrough", "sync", NULL};
+	static char *names[] = {"pool", "fd", "control", "log", "max_pages", "threads", "still_open", "passthrough", "sync", "spin_us", NULL};
 	struct ds_config c = {.control = on_control, .log = on_log, .passthrough = -1};
 	PyObject *control, *log, *still_open = Py_None;
 	PoolObject *pool;
 	int rc, sync = 0;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&Oip:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open, &c.passthrough, &sync))
+	u32 spin_us = 0;
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!iOO|$O&O&OipO&:DirectServer", names, &native_PoolType, &pool, &c.fd, &control, &log, native_conv_u32, &c.max_pages, native_conv_u32, &c.threads, &still_open, &c.passthrough, &sync, native_conv_u32, &spin_us))
 		return NULL;
 	if (!PyCallable_Check(control) || !PyCallable_Check(log) || (still_open != Py_None && !PyCallable_Check(still_open))) {
 		PyErr_SetString(PyExc_TypeError, "control, log and still_open must be callable");
@@ -72,6 +73,10 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	}
 	if (c.max_pages < 1 || c.max_pages > 65535) {
 		PyErr_SetString(PyExc_ValueError, "max_pages must be between 1 and 65535");
+		return NULL;
+	}
+	if (spin_us > 1000) {
+		PyErr_SetString(PyExc_ValueError, "spin_us must be between 0 and 1000");
 		return NULL;
 	}
 	if (!pool_enter(pool)) return NULL;
@@ -82,7 +87,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	}
 	s->pool = (PoolObject *)Py_NewRef((PyObject *)pool);
 	s->control = Py_NewRef(control), s->log = Py_NewRef(log), s->still_open = Py_NewRef(still_open);
-	c.sync = sync;
+	c.sync = sync, c.spin_ns = spin_us * 1000;
 	c.ctx = s, c.still_open = still_open != Py_None ? on_still_open : NULL;
 	struct ds *d = NULL;
 	Py_BEGIN_ALLOW_THREADS

@@ -584,6 +584,16 @@ static PyObject *pool_backing_fd(PoolObject *p, PyObject *args, PyObject *kw)
 	return rc < 0 ? native_none(rc) : PyLong_FromLong(rc);
 }
 
+static PyObject *pool_promise(PoolObject *p, PyObject *arg)
+{
+	u64 fh;
+	int rc;
+	if (!native_conv_u64(arg, &fh) || !pool_enter(p)) return NULL;
+	CORE(p, rc, bfs_promise(b, fh));
+	pool_leave(p);
+	return native_none(rc);
+}
+
 static PyObject *pool_release(PoolObject *p, PyObject *arg)
 {
 	u64 fh;
@@ -619,6 +629,6 @@ PyMethodDef native_file_methods[] = {
 	ONE(readlink), FAST(unlink), FAST(rmdir), KEYWORDS(rename), FAST(link), KEYWORDS(readdir),
 	KEYWORDS(readdirplus), ONE(parent), ONE(opendir), ONE(releasedir), KEYWORDS(setxattr), FAST(getxattr), ONE(listxattr), FAST(removexattr),
 	KEYWORDS(create), KEYWORDS(tmpfile), FAST(open), FAST(read), KEYWORDS(read_into), FAST(write), FAST(reserve), FAST(fallocate), FAST(seek), KEYWORDS(flush),
-	ONE(fsync), ONE(release), KEYWORDS(verify), KEYWORDS(backing_fd),
+	ONE(fsync), ONE(release), KEYWORDS(verify), KEYWORDS(backing_fd), ONE(promise),
 	{NULL, NULL, 0, NULL},
 };

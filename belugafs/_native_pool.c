@@ -6,6 +6,7 @@
  * name, so every call there fails, and its copy is dropped without touching the pool.
  */
 #include "_native.h"
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -61,21 +62,22 @@ static int parse_identity(struct bfs_opts *o, const Py_buffer *host, const Py_bu
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 {
 	static char *names[] = {"fd", "size_bytes", "host_uuid", "boot_id", "readonly", "slot", "evict",
-		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", "reap_after_s", "data_fd", NULL};
+		"verify", "coherence", "publish_close", "follower", "high_permille", "low_permille", "suspect_s", "reap_after_s", "data_fd", "local_dir", NULL};
 	static const char *const evict_words[] = {"lru", "none", "all", NULL};
 	static const char *const verify_words[] = {"first", "always", "off", NULL};
 	static const char *const coherence_words[] = {"coherent", "incoherent", NULL};
 	struct bfs_opts o = {.slot = -1};
 	Py_buffer host = {0}, boot = {0};
 	const char *evict = "lru", *verify = "first", *coherence = "coherent";
+	struct name local = {0};
 	int fd, data_fd = -1, readonly = 0, publish_close = 0, follower = 0, i;
 	double suspect_s = 0;
 	u64 size;
 	PoolObject *p = NULL;
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&dO&i:Pool", names, &fd, native_conv_u64, &size,
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "iO&|$y*y*pisssppO&O&dO&iO&:Pool", names, &fd, native_conv_u64, &size,
 		    &host, &boot, &readonly, &o.slot, &evict, &verify, &coherence, &publish_close, &follower,
 		    native_conv_u32, &o.high_permille, native_conv_u32, &o.low_permille, &suspect_s,
-		    native_conv_u32, &o.reap_after_s, &data_fd))
+		    native_conv_u32, &o.reap_after_s, &data_fd, native_conv_name, &local))
 		goto fail;
 	if (parse_identity(&o, &host, &boot) < 0) goto fail;
 	if ((i = choice("evict", evict, evict_words)) < 0) goto fail;
@@ -104,6 +106,15 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	p = (PoolObject *)type->tp_alloc(type, 0);
 	if (!p) goto fail;
 	p->fork_count = native_fork_count;
+	p->fd = -1;
+	if (local.owner) {
+		o.local = local.p;
+		o.pool_fd = p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+		if (p->fd < 0) {
+			PyErr_SetFromErrno(PyExc_OSError);
+			goto fail;
+		}
+	}
 	p->map = native_map(fd, size, readonly, i == 0);
 	if (!p->map) goto fail;
 	struct bfs *b = NULL;
@@ -123,8 +134,12 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kw)
 	p->map->view_len = (sb.data_granules < room ? sb.data_granules : room) * BFS_GRANULE;
 	PyBuffer_Release(&host);
 	PyBuffer_Release(&boot);
+	NAME_FREE(local);
 	return (PyObject *)p;
 fail:
+	NAME_FREE(local);
+	if (p && p->fd >= 0) close(p->fd);
+	if (p) p->fd = -1;
 	Py_XDECREF(p);
 	if (host.obj) PyBuffer_Release(&host);
 	if (boot.obj) PyBuffer_Release(&boot);
@@ -138,6 +153,8 @@ static int detach(PoolObject *p, bool clean)
 	p->b = NULL;
 	Py_BEGIN_ALLOW_THREADS rc = bfs_detach(b, clean && p->fork_count == native_fork_count && !bfs_check_same(b));
 	Py_END_ALLOW_THREADS
+	if (p->fd >= 0) close(p->fd);
+	p->fd = -1;
 	return rc;
 }
 
@@ -168,6 +185,7 @@ static void pool_dealloc(PyObject *o)
 			PyErr_WriteUnraisable(NULL);
 		PyErr_Restore(type, value, traceback);
 		bfs_detach(p->b, false);
+		if (p->fd >= 0) close(p->fd);
 	}
 	Py_XDECREF(p->map);
 	Py_TYPE(o)->tp_free(o);
@@ -197,6 +215,7 @@ STEP(tick)
 STEP(apply_scan)
 STEP(reclaim)
 STEP(headroom)
+STEP(settle)
 
 static PyObject *pool_is_leader(PoolObject *p, PyObject *Py_UNUSED(none))
 {
@@ -231,7 +250,7 @@ static PyObject *stat_dict(const struct bfs_stat *s)
 	    NUM(meta_pages) && NUM(meta_pages_used) && NUM(meta_pages_waiting) && NUM(nblocks) &&
 	    NUM(nordinary) && NUM(nunsealed) && NUM(norphans) && NUM(open_files) && NUM(open_for_write) &&
 	    NUM(evicted_blocks) && NUM(evicted_granules) && NUM(reaped_dirs) && NUM(seals) && NUM(seal_deferred) && NUM(creates) &&
-	    NUM(unlinks) && NUM(corrupt) && NUM(hits) && NUM(misses) && NUM(backing_lost) && NUM(backing_swept) && NUM(term) && NUM(txn) && NUM(txns) &&
+	    NUM(unlinks) && NUM(corrupt) && NUM(hits) && NUM(misses) && NUM(backing_lost) && NUM(backing_swept) && NUM(promises) && NUM(promises_refused) && NUM(term) && NUM(txn) && NUM(txns) &&
 	    NUM(pages_written) && NUM(bytes_written_meta) && NUM(touches_lost) && NUM(slot) && NUM(leader_slot) &&
 	    native_put(d, "is_leader", PyBool_FromLong(s->is_leader)) &&
 	    native_put(d, "uuid", PyBytes_FromStringAndSize((const char *)s->uuid, sizeof(s->uuid))) &&
@@ -320,6 +339,70 @@ out:
 	return list;
 }
 
+/* Descriptors for a process that reads in place, and which there are. */
+static PyObject *pool_client_new(PoolObject *p, PyObject *args)
+{
+	u32 pid, uid;
+	int fds[3], rc;
+	if (!PyArg_ParseTuple(args, "O&O&:client_new", native_conv_u32, &pid, native_conv_u32, &uid) || !pool_enter(p)) return NULL;
+	CORE(p, rc, bfs_client_new(b, pid, uid, fds));
+	pool_leave(p);
+	return rc < 0 ? native_none(rc) : Py_BuildValue("(iii)", fds[0], fds[1], fds[2]);
+}
+
+/* Another open file description of the pool's file, for a process that is going to write. */
+static PyObject *pool_descriptor(PoolObject *p, PyObject *Py_UNUSED(none))
+{
+	char path[40];
+	if (!pool_enter(p)) return NULL;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", p->fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	pool_leave(p);
+	return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
+}
+
+static PyObject *pool_reservations(PoolObject *p, PyObject *Py_UNUSED(none))
+{
+	u64 n = 0, granules = 0;
+	if (!pool_enter(p)) return NULL;
+	Py_BEGIN_ALLOW_THREADS bfs_reservations(p->b, &n, &granules);
+	Py_END_ALLOW_THREADS
+	pool_leave(p);
+	return Py_BuildValue("(KK)", (unsigned long long)n, (unsigned long long)granules);
+}
+
+static PyObject *pool_clients(PoolObject *p, PyObject *Py_UNUSED(none))
+{
+	static const int most = BFS_LOCAL_CLIENTS;
+	int rc;
+	if (!pool_enter(p)) return NULL;
+	struct bfs_client *who = PyMem_Calloc((size_t)most, sizeof *who);
+	PyObject *list = NULL;
+	if (!who) {
+		PyErr_NoMemory();
+	} else {
+		CORE(p, rc, bfs_clients(b, who, most));
+		list = rc < 0 ? native_raise(native_CoreError, rc) : PyList_New(rc);
+		for (int i = 0; list && i < rc; i++) {
+			PyObject *d = Py_BuildValue("{sIsIsIsKsL}", "pid", who[i].pid, "uid", who[i].uid, "leases", who[i].leases,
+				"granules", (unsigned long long)who[i].granules, "since_ns", (long long)who[i].made_ns);
+			if (d) PyList_SET_ITEM(list, i, d);
+			else Py_CLEAR(list);
+		}
+	}
+	PyMem_Free(who);
+	pool_leave(p);
+	return list;
+}
+
+static PyObject *pool_local_error(PoolObject *p, void *Py_UNUSED(closure))
+{
+	if (!pool_enter(p)) return NULL;
+	int rc = bfs_local_error(p->b);
+	pool_leave(p);
+	return PyLong_FromLong(-rc);
+}
+
 /* Page tables for a range of the mapping, so that no store has to fault its pages in. */
 static PyObject *pool_prefault(PoolObject *p, PyObject *args)
 {
@@ -357,6 +440,7 @@ static PyObject *pool_get_closed(PoolObject *p, void *Py_UNUSED(closure)) { retu
 static PyGetSetDef native_pool_getset[] = {
 	{"buffer", (getter)pool_get_buffer, NULL, "The data range, read-only; valid as long as it is held.", NULL},
 	{"closed", (getter)pool_get_closed, NULL, NULL, NULL},
+	{"local_error", (getter)pool_local_error, NULL, NULL, NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -372,6 +456,7 @@ static PyMethodDef native_pool_methods[] = {
 	NOARGS(apply_scan),
 	NOARGS(reclaim),
 	NOARGS(headroom),
+	NOARGS(settle),
 	NOARGS(is_leader),
 	KEYWORDS(declare_dead),
 	NOARGS(statfs),
@@ -379,6 +464,10 @@ static PyMethodDef native_pool_methods[] = {
 	{"evictable", (PyCFunction)(void (*)(void))pool_evictable, METH_VARARGS, NULL},
 	{"touch", (PyCFunction)pool_touch, METH_O, NULL},
 	KEYWORDS(extents),
+	{"client_new", (PyCFunction)pool_client_new, METH_VARARGS, NULL},
+	NOARGS(clients),
+	NOARGS(descriptor),
+	NOARGS(reservations),
 	{"prefault", (PyCFunction)pool_prefault, METH_VARARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };

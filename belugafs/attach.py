@@ -16,6 +16,7 @@ from belugafs._pool import directory
 from belugafs.exits import Exit
 from belugafs.options import MountOptions
 from belugafs.pool import Lock, OpenPool, PoolError, PoolInUse, open_pool, require_pool
+from belugafs.rundir import run_dir
 
 LOCK_WAIT_S = 6.0
 _LOCK_POLL_S = 0.05
@@ -72,6 +73,7 @@ def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _na
     if opened.data_fd >= 0:
         _allow_many_files()
     deadline = time.monotonic() + wait_s
+    local_dir = run_dir(options.run_dir)
     while True:
         try:
             return _native.Pool(
@@ -87,6 +89,7 @@ def attach(opened: OpenPool, options: MountOptions, *, wait_s: float = 0) -> _na
                 high_permille=options.high_permille,
                 low_permille=options.low_permille,
                 data_fd=opened.data_fd,
+                local_dir=local_dir,
             )
         except _native.CoreError as error:
             if error.errno not in (errno.EBUSY, errno.EAGAIN) or time.monotonic() >= deadline:

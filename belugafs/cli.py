@@ -118,29 +118,43 @@ def list_files(where: str, long: bool, recursive: bool, as_json: bool) -> int:
 
 
 @main.command(
-    short_help="Which processes keep a mount busy.",
+    short_help="Which processes keep a mount busy, or hold a file.",
     examples=[
         ("belugafs holders /mnt/beluga", "after umount has said busy"),
         ("belugafs holders --json /mnt/beluga | jq .[].pid", "their process ids"),
+        ("belugafs holders /mnt/beluga/vllm/0a1b.bin", "who has this block open or leased"),
+        ("belugafs holders --leased /mnt/beluga", "each block that is read in place"),
     ],
-    exits=(Exit.OK, Exit.USAGE, Exit.NOT_FOUND),
+    exits=(Exit.OK, Exit.USAGE, Exit.NOT_FOUND, Exit.PERMISSION, Exit.IO_ERROR),
 )
 @click.argument("where", type=click.Path())
+@click.option("--leased", is_flag=True, help="All that processes read in place, by path.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of processes.")
-def holders(where: str, as_json: bool) -> int:
+def holders(where: str, leased: bool, as_json: bool) -> int:
     """Say which processes have files of a mount open or mapped, or are in it.
 
-    For an umount that says "busy". WHERE is the mount's directory, or any path in it.
+    For an umount that says "busy". WHERE is the mount's directory, or one in it. For a file:
+    who has it open or mapped, or reads it in place; the latter alone keeps no umount waiting.
     """
     from dataclasses import asdict
 
+    from belugafs import held, mounts
     from belugafs import holders as holders_of
-    from belugafs import mounts
     from belugafs.pool import PoolError
 
     mount = mounts.mount_holding(where)
     if mount is None:
         raise PoolError(f"no belugafs is mounted on {where}", Exit.NOT_FOUND)
+    if leased:
+        entries = held.leased(mount)
+        say(json.dumps(entries) if as_json else "\n".join(held.leased_lines(entries)))
+        return Exit.OK
+    is_top = mounts.real_place(where) == mount.mount_point
+    of_file = None if is_top else held.file_holders(mount, where)
+    if of_file is not None:
+        found = [asdict(holder) for holder in of_file]
+        say(json.dumps(found) if as_json else "\n".join(held.file_lines(where, of_file)))
+        return Exit.OK
     if as_json:
         say(json.dumps([asdict(holder) for holder in holders_of.holders(mount)]))
     else:

@@ -36,6 +36,7 @@ import trio
 from belugafs import _native, hostid, mounts
 from belugafs.attach import attach, open_checked, revive
 from belugafs.control import ControlDirectory
+from belugafs.library import Library
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
 from belugafs.scrub import Scrubber
@@ -97,12 +98,20 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
             config = _config(opened, super_["uuid"], mount_point, options, transport)
             wish = _passthrough(opened, options, transport, report)
             config |= {"passthrough": "off", "passthrough_reason": wish.reason}
+            library = Library(pool, super_["uuid"], options)
+            if library.reason:
+                log.info("no reading in place: %s", library.reason)
+            if library.is_lack:
+                report.note(f"no process can read blocks in place: {library.reason}")
+            config |= {"library_socket": library.path, "library_reason": library.reason}
             works = _background(pool, opened, options.readonly)
+            works.append(library.run)
             scrubber = None
             if options.verify == "scrub":
                 scrubber = Scrubber(pool, options.scrub_bytes_per_s)
                 works.append(scrubber.run)
             control = ControlDirectory(pool, config, scrubber.stats if scrubber else dict)
+            control.counters.append(library.stats)
             plan = Plan(
                 source=os.path.realpath(pool_path),
                 place=mount_point,
@@ -110,6 +119,7 @@ def serve(pool_path: str, mount_point: str, options: MountOptions, report: Repor
                 allow_other=allow_other,
                 publish_close=options.publish == "close",
                 passthrough_fd=wish.fd,
+                spin_us=_spin_us(options),
             )
             _Mount(pool, control, plan).serve(transport, works, report)
         finally:
@@ -389,6 +399,11 @@ def _passthrough(
     return wish
 
 
+def _spin_us(options: MountOptions) -> int:
+    """Who asks needs a processor too."""
+    return options.spin_us if len(os.sched_getaffinity(0)) > 1 else 0
+
+
 def _config(
     opened: OpenPool, uuid: bytes, mount_point: str, options: MountOptions, transport: Choice
 ) -> dict[str, object]:
@@ -400,6 +415,7 @@ def _config(
         "mount_point": mount_point,
         "transport": transport.name,
         "transport_reason": transport.reason,
+        "spin_us": _spin_us(options) if transport.name == "direct" else 0,
         "readonly": options.readonly,
         "evict": options.evict,
         "high_permille": options.high_permille,
@@ -409,6 +425,7 @@ def _config(
         "coherence": "coherent" if options.coherence == "auto" else options.coherence,
         "publish": options.publish,
         "host": hostid.host_name(options.host),
+        "library": options.library,
         "log": options.log or "default",
     }
 

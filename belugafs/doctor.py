@@ -2,6 +2,7 @@
 is there."""
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
@@ -16,7 +17,7 @@ from belugafs.exits import Exit
 from belugafs.mounts import belugafs_mounts, is_dead, mount_holding
 from belugafs.pinning import Pin, pin_of_directory
 from belugafs.pool import PoolError
-from belugafs.transport import choose, kernel_release, passthrough
+from belugafs.transport import WANTED_PAGES, choose, kernel_release, passthrough
 from belugafs.transport.probe import passthrough_errno
 
 State = Literal["ok", "limited", "missing"]
@@ -57,6 +58,7 @@ def _examine() -> Iterator[Finding]:
     yield _fusermount()
     yield _other_users()
     yield _package("pyfuse3")
+    yield _libfuse()
     yield _package("trio")
     yield _core()
     yield _transport()
@@ -97,7 +99,8 @@ def _fusermount() -> Finding:
     place = shutil.which("fusermount3")
     if place is None:
         state: State = "limited" if os.geteuid() == 0 else "missing"
-        return Finding("fusermount3", state, "not found; users other than root need it to mount")
+        text = "not found; users other than root need it to mount: apt install fuse3"
+        return Finding("fusermount3", state, text)
     return Finding("fusermount3", "ok", place)
 
 
@@ -109,7 +112,7 @@ def _other_users() -> Finding:
     return Finding(
         "allow_other",
         "limited",
-        "only you can use your mounts: user_allow_other is not set in /etc/fuse.conf",
+        "only you can use your mounts; as root: echo user_allow_other >> /etc/fuse.conf",
     )
 
 
@@ -118,6 +121,26 @@ def _package(name: str) -> Finding:
         return Finding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
         return Finding(name, "missing", f"pip install {name}")
+
+
+def _libfuse() -> Finding:
+    """The library that pyfuse3 has loaded, which says its own version."""
+    name = "libfuse"
+    try:
+        import pyfuse3  # noqa: F401
+    except ImportError:
+        advice = "without pyfuse3 it is not looked for"
+        return Finding(name, "limited", f"{advice}; the transport direct needs neither")
+    lines = _text("/proc/self/maps").splitlines()
+    place = next((line.split()[-1] for line in lines if "/libfuse3" in line), "")
+    if not place:
+        return Finding(name, "ok", "part of pyfuse3; only the transport pyfuse3 needs it")
+    version = "of unknown version"
+    with contextlib.suppress(OSError, AttributeError):
+        pkgversion = ctypes.CDLL(place).fuse_pkgversion
+        pkgversion.restype = ctypes.c_char_p
+        version = pkgversion().decode()
+    return Finding(name, "ok", f"{version} ({place}); only the transport pyfuse3 needs it")
 
 
 def _core() -> Finding:
@@ -140,15 +163,24 @@ def _passthrough() -> Finding:
 
 def _transport() -> Finding:
     choice = choose("auto")
-    state: State = "ok" if choice.name == "direct" else "limited"
-    return Finding("transport", state, f"{choice.name}: {choice.reason}")
+    if choice.name == "direct":
+        text = f"direct: {choice.reason}; -o transport=pyfuse3 works, too"
+        return Finding("transport", "ok", text)
+    text = f"{choice.name}: {choice.reason}; a newer kernel has it"
+    return Finding("transport", "limited", text)
 
 
 def _request_size() -> Finding:
     pages = _text("/proc/sys/fs/fuse/max_pages_limit")
     if not pages:
-        return Finding("request size", "limited", "1 MiB at most (before Linux 6.13)")
-    return Finding("request size", "ok", f"up to {int(pages) * 4} KiB (fs.fuse.max_pages_limit)")
+        return Finding("request size", "limited", "1 MiB at most; Linux 6.13 has more")
+    text = f"up to {int(pages) * os.sysconf('SC_PAGE_SIZE') >> 10} KiB (fs.fuse.max_pages_limit)"
+    if int(pages) >= WANTED_PAGES:
+        return Finding("request size", "ok", text)
+    if os.geteuid() == 0:
+        return Finding("request size", "ok", f"{text}; a mount raises it to {WANTED_PAGES} pages")
+    advice = f"as root: sysctl fs.fuse.max_pages_limit={WANTED_PAGES}, before the mount"
+    return Finding("request size", "limited", f"{text}; {advice}")
 
 
 def _huge_pages() -> Finding:
@@ -184,7 +216,7 @@ def _dax_devices() -> Finding:
         names = sorted(os.listdir("/sys/bus/dax/devices"))
     if names:
         return Finding("DAX devices", "ok", ", ".join(names))
-    return Finding("DAX devices", "limited", "none: pools are in ordinary memory")
+    return Finding("DAX devices", "limited", "none: pools are in ordinary memory; CXL: daxctl list")
 
 
 # ---- what a process gets that maps files of a mount ---------------------------------------------
@@ -220,8 +252,8 @@ def _mapped(mount: Mount) -> Finding:
         pin = _pin(mount, config)
     except (OSError, KeyError) as error:
         return Finding(name, "limited", f"can't be looked at: {error}")
-    passthrough = config.get("passthrough") == "on"
-    layers = "one more filesystem (overlayfs) can be laid over it" if passthrough else "not stacked"
+    stacked = config.get("passthrough") == "on"
+    layers = "one more filesystem (overlayfs) can be laid over it" if stacked else "not stacked"
     texts = [f"pool: {kind}", _huge_of(mount.source, kind), layers]
     texts.append(f"what is mapped {pin.text} ({pin.how})")
     if pin.works is False:

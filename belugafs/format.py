@@ -73,6 +73,15 @@ HELD_LINES: Final = 112
 LINES: Final = 128
 """Lines in a host slot's control area (``BFS_L_COUNT``)."""
 
+LOCAL_HOST_MAGIC: Final = int.from_bytes(b"BELUGAHF", "little")
+LOCAL_LEASE_MAGIC: Final = int.from_bytes(b"BELUGALF", "little")
+LOCAL_VERSION: Final = 2
+LOCAL_READERS: Final = 32
+LOCAL_LEASES: Final = 16384
+LOCAL_TOUCHES: Final = 4096
+LOCAL_CLIENTS: Final = 256
+LOCAL_RESERVATIONS: Final = 2048
+
 READ_MAX: Final = 1 << 30
 """What this module reads at once, bytes: a size in a damaged pool must not take all memory."""
 
@@ -800,6 +809,104 @@ class Row(Struct):
     sum: Annotated[tuple[int, ...], Array("Q", INLINE_SUMS)]
 
 
+@dataclass(frozen=True)
+class LocalSnap(Struct):
+    """An applied root, in the host file."""
+
+    C: ClassVar = ("bfs_lsnap", "")
+    txn: U64
+    root_txn: U64
+    term: U32
+    root_page: U32
+    root_term: U32
+    pad: U32
+    pad1: Annotated[tuple[int, ...], Array("Q", 4)]
+
+
+@dataclass(frozen=True)
+class LocalHost(Struct):
+    """The host file: what a host's daemon tells the processes of its machine."""
+
+    C: ClassVar = ("bfs_lhost", "")
+    magic: U64
+    version: U32
+    bytes: U32
+    uuid: Annotated[tuple[int, ...], Array("B", 16)]
+    incarnation: U64
+    id: U64
+    boot: U64
+    slot: U32
+    epoch: U32
+    registration: U64
+    pid: U32
+    verify: U32
+    suspect_ns: U64
+    pool_bytes: U64
+    coherent: U32
+    pad0: U32
+    pad1: Annotated[tuple[int, ...], Array("Q", 3)]
+    seq: U64
+    pad2: Annotated[tuple[int, ...], Array("Q", 7)]
+    snap: Annotated[tuple[LocalSnap, ...], Array(LocalSnap, 2)]
+    pad3: Annotated[tuple[int, ...], Array("B", PAGE - 320)]
+
+
+@dataclass(frozen=True)
+class LocalReader(Struct):
+    """A snapshot that a process is reading."""
+
+    C: ClassVar = ("bfs_lreader", "")
+    txn: U64
+    pad: Annotated[tuple[int, ...], Array("Q", 7)]
+
+
+@dataclass(frozen=True)
+class LocalHeld(Struct):
+    """An extent that a process holds."""
+
+    C: ClassVar = ("bfs_lheld", "")
+    ino: U64
+    word: U64
+
+
+@dataclass(frozen=True)
+class LocalReservation(Struct):
+    """Room for blocks that a process stores itself."""
+
+    C: ClassVar = ("bfs_lres", "")
+    ino: U64
+    number: U64
+    ns: U64
+    granules: U32
+    count: U32
+
+
+@dataclass(frozen=True)
+class LocalLease(Struct):
+    """A lease file: what one process reads, holds and has reserved."""
+
+    C: ClassVar = ("bfs_llease", "")
+    magic: U64
+    version: U32
+    bytes: U32
+    uuid: Annotated[tuple[int, ...], Array("B", 16)]
+    incarnation: U64
+    host_id: U64
+    pid: U32
+    uid: U32
+    made_ns: U64
+    touch_pos: U64
+    pad0: Annotated[tuple[int, ...], Array("Q", 7)]
+    high: U32
+    pad1: Annotated[tuple[int, ...], Array("I", 15)]
+    pad2: Annotated[tuple[int, ...], Array("B", PAGE - 192)]
+    reader: Annotated[tuple[LocalReader, ...], Array(LocalReader, LOCAL_READERS)]
+    pad3: Annotated[tuple[int, ...], Array("B", PAGE - 64 * LOCAL_READERS)]
+    held: Annotated[tuple[LocalHeld, ...], Array(LocalHeld, LOCAL_LEASES)]
+    touch: Annotated[tuple[int, ...], Array("Q", LOCAL_TOUCHES)]
+    res: Annotated[tuple[LocalReservation, ...], Array(LocalReservation, LOCAL_RESERVATIONS)]
+
+
 STRUCTS: Final[tuple[type[Struct], ...]] = (
     LineData,
     Device,
@@ -828,6 +935,12 @@ STRUCTS: Final[tuple[type[Struct], ...]] = (
     HostRow,
     Root,
     Row,
+    LocalSnap,
+    LocalHost,
+    LocalReader,
+    LocalHeld,
+    LocalReservation,
+    LocalLease,
 )
 """Every struct of format.h."""
 

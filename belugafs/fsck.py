@@ -20,6 +20,7 @@ from belugafs.attach import open_when_free
 from belugafs.cmdline import Parser
 from belugafs.exits import Exit
 from belugafs.pool import PoolError, require_pool
+from belugafs.rundir import has_readers
 from belugafs.units import format_size
 
 CLEAN = 0
@@ -153,6 +154,12 @@ def check(
     """
     with open_when_free(pool, readonly=not repair, lock="exclusive") as opened:
         require_pool(opened.fd, opened.info)
+        if repair and has_readers(opened.fd):
+            raise PoolError(
+                f"{pool} isn't mounted, but processes still read it in place: end them first "
+                f"(fuser {pool})",
+                Exit.IN_USE,
+            )
         try:
             return _native.fsck(
                 opened.fd,

@@ -36,8 +36,7 @@ def holders(mount: Mount) -> list[Holder]:
     ask: this one, and the umount that has called it."""
     device = mounts.device_of(mount.mount_id)
     found = []
-    pids = {int(name) for name in os.listdir(_PROC) if name.isdigit()} - _asking()
-    for pid in sorted(pids):
+    for pid in others():
         place = _PROC / str(pid)
         uses = _directories(place, mount.mount_point)
         count, example = _open_files(place, mount)
@@ -48,6 +47,11 @@ def holders(mount: Mount) -> list[Holder]:
         if uses:
             found.append(Holder(pid, _text(place / "comm").strip(), count, uses))
     return found
+
+
+def others() -> list[int]:
+    """All processes but those that ask."""
+    return sorted({int(name) for name in os.listdir(_PROC) if name.isdigit()} - _asking())
 
 
 def _asking() -> set[int]:

@@ -13,9 +13,15 @@ Publish = Literal["open", "close"]
 Transport = Literal["auto", "pyfuse3", "direct"]
 Passthrough = Literal["auto", "off"]
 
+LIBRARY_ROOT = "root"
+LIBRARY_OFF = "off"
+
 HIGH_PERMILLE = 970
 LOW_PERMILLE = 950
 RATE_BYTES_PER_S = 64 << 20
+SPIN_US = 30
+"""Some two round trips of a program that asks one thing after the other."""
+SPIN_MOST_US = 1000
 
 # What mount(8), fstab and systemd add, and which means nothing to a filesystem.
 _IGNORED = frozenset(
@@ -49,7 +55,15 @@ class MountOptions:
     coherence: Coherence = "auto"
     publish: Publish = "open"
     transport: Transport = "auto"
-    passthrough: Passthrough = "off"
+    passthrough: Passthrough = "auto"
+    spin_us: int = SPIN_US
+    """How long the direct transport looks for the next request before it sleeps."""
+    library: str = LIBRARY_ROOT
+    """Who gets descriptors of the pool, to read blocks in place: ``root`` (and the daemon's user),
+    ``off``, or ``gid=N``, a group beside these."""
+    run_dir: str = ""
+    """Where the files lie that these processes share with the daemon; empty:
+    :mod:`belugafs.rundir`."""
     host: str = ""
     high_permille: int = HIGH_PERMILLE
     low_permille: int = LOW_PERMILLE
@@ -92,6 +106,29 @@ def _size(name: str, value: str) -> int:
         raise OptionError(f"{name}={value}: {error}") from None
 
 
+def _spin(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) > SPIN_MOST_US:
+        raise OptionError(
+            f"{name}={value}: {name} is a number of microseconds, 0 to {SPIN_MOST_US}"
+        )
+    return int(value)
+
+
+def _library(name: str, value: str) -> str:
+    group = value.removeprefix("gid=")
+    if value in (LIBRARY_ROOT, LIBRARY_OFF):
+        return value
+    if value != group and group.isdecimal() and int(group) < 1 << 32:
+        return f"gid={int(group)}"
+    raise OptionError(f"{name}={value}: {name} is one of root, off, gid=NUMBER")
+
+
+def _directory(name: str, value: str) -> str:
+    if not value.startswith("/"):
+        raise OptionError(f"{name}={value}: {name} is an absolute path")
+    return value
+
+
 _VALUES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "evict": ("evict", _choice(get_args(Evict))),
     "verify": ("verify", _choice(get_args(Verify))),
@@ -100,6 +137,9 @@ _VALUES: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "publish": ("publish", _choice(get_args(Publish))),
     "transport": ("transport", _choice(get_args(Transport))),
     "passthrough": ("passthrough", _choice(get_args(Passthrough))),
+    "spin_us": ("spin_us", _spin),
+    "library": ("library", _library),
+    "run_dir": ("run_dir", _directory),
     "host": ("host", _text),
     "log": ("log", _text),
     "high": ("high_permille", _permille),
@@ -124,13 +164,17 @@ HELP = """\
   publish=open|close           a new file has its name from open on, or from its first close on
   coherence=auto|coherent|incoherent
                                does the memory keep processors' caches coherent (auto: yes)
+  library=root|gid=NUMBER|off  who may use blocks in place, by belugafs.connect(), and with that
+                               all of the pool (root, and the user who mounts)
+  run_dir=DIR                  where they have their leases (/run/belugafs)
   host=NAME                    another host identity on the same machine
   allow_other, noallow_other   other users too, with normal permission checks (root: default)
   log=FILE|syslog              where the daemon's messages go
   transport=auto|direct|pyfuse3
                                how requests come from the kernel; doctor says which one auto takes
+  spin_us=NUMBER               transport direct: where requests come quickly one after the other, a
+                               thread looks for the next one so long before it sleeps (30; 0: never)
   passthrough=auto|off         directory pools: the kernel reads, writes and maps files by itself
-                               (default: off)
   nodev, nosuid, noexec, noatime, dev, suid, exec, atime, sync, dirsync
                                as for every filesystem (root: nodev,nosuid unless dev,suid)"""
 

@@ -6,8 +6,8 @@ import subprocess
 import uuid
 from typing import Any
 
-from belugafs import attach, holders, mounts
-from belugafs._native import GRANULE_BYTES, Pool
+from belugafs import attach, holders, leases, mounts
+from belugafs._native import GRANULE_BYTES, Pool, peek
 from belugafs._pool.host import Mount
 from belugafs.control import COMMAND_NAME, DIRECTORY_NAME, parse_pairs
 from belugafs.exits import Exit
@@ -19,14 +19,17 @@ _ANSWER_LIMIT_S = 5.0
 _left_behind: list[subprocess.Popen[str]] = []
 """Not waited for, and kept, so that nobody else waits for them either."""
 _OPEN_BY_MAX = 3
+_READERS_MAX = 8
 
 Report = dict[str, Any]
 """``pool``, ``mount_point`` (None: not mounted), ``label``, ``uuid``, ``granule_bytes``, ``stats``
 (the core's counters, and the daemon's own), ``config`` (how it is mounted; empty if it isn't),
 ``evictable_bytes`` (what eviction could free: blocks that are neither pinned hard nor open; None:
 not known, since only root and the user who mounted can ask, and not on a read-only mount),
-``open_by`` (the processes with the most open files, as far as they can be seen) and ``error``
-(None, or why there are no stats)."""
+``open_by`` (the processes with the most open files, as far as they can be seen), ``readers`` (the
+processes that read blocks in place, as :meth:`belugafs.leases.Reader.as_dict`; None: not known,
+since only root and the user who mounted see them) and ``error`` (None, or why there are no
+stats)."""
 
 # Asks the daemon, in slices, as often as it says that there is more. In another process for the
 # same reason as the rest.
@@ -52,6 +55,7 @@ def all_mounts() -> list[Report]:
         except PoolError as error:
             dead = _report(mount.source, mount.mount_point, {}, b"", "")
             dead["error"] = str(error)
+            dead["readers"] = _as_dicts(_left_by(mount.source))
             reports.append(dead)
     return reports
 
@@ -66,6 +70,7 @@ def report(where: str) -> Report:
         numbers = pool.statfs()
         found = _report(os.path.realpath(where), None, numbers, super_["uuid"], super_["label"])
         found["evictable_bytes"] = evictable_bytes(pool)
+        found["readers"] = _as_dicts(leases.of_pool(super_["uuid"]))
         return found
 
 
@@ -83,6 +88,7 @@ def _of_mount(mount: Mount) -> Report:
     report = _report(mount.source, mount.mount_point, numbers, identity, stats.get("label", ""))
     report["config"] = config
     report["evictable_bytes"] = _evictable_bytes(mount)
+    report["readers"] = _as_dicts(leases.of_mount(config))
     if numbers.get("open_files"):
         report["open_by"] = _open_by(mount)
     return report
@@ -135,6 +141,20 @@ def _ask(mount: Mount, script: str, name: str = "") -> tuple[str, str, int]:
     return text, error, child.returncode
 
 
+def _as_dicts(readers: list[leases.Reader] | None) -> list[dict[str, Any]] | None:
+    return None if readers is None else [reader.as_dict() for reader in readers]
+
+
+def _left_by(source: str) -> list[leases.Reader] | None:
+    """Those that go on without the daemon of a mount."""
+    try:
+        with open(source, "rb") as file:
+            super_ = peek(file.fileno(), os.fstat(file.fileno()).st_size)
+    except OSError:  # no file to be read, or no pool in it
+        return None
+    return leases.of_pool(super_["uuid"])
+
+
 def _open_by(mount: Mount) -> list[dict[str, Any]]:
     """Those with the most open files: why nothing can be evicted."""
     found = [holder for holder in holders.holders(mount) if holder.open_files]
@@ -157,6 +177,7 @@ def _report(
         "config": {},
         "evictable_bytes": None,
         "open_by": [],
+        "readers": None,
         "error": None,
     }
 
@@ -174,7 +195,7 @@ def as_text(report: Report) -> str:
     place = report["mount_point"]
     head: str = report["pool"] + (f" on {place}" if place else " (not mounted)")
     if report["error"] is not None:
-        return f"{head}\n  {report['error']}\n"
+        return f"{head}\n  {report['error']}\n" + _row("read in place", _read_by(report))
     stats = report["stats"]
 
     def size(name: str) -> str:
@@ -199,9 +220,36 @@ def as_text(report: Report) -> str:
         "files": f"{files}, {stats['nunsealed']} being written",
         "inodes": f"{stats['inodes_used']} of {stats['inodes']}",
         "open": f"{stats['open_files']}, {stats['open_for_write']} for writing{open_by}",
+        "read in place": _read_by(report),
         "evicted": f"{stats['evicted_blocks']} blocks, {size('evicted_granules')}",
         "hits, misses": f"{stats['hits']}, {stats['misses']}",
         "failed checksums": f"{stats['corrupt']} pieces" if stats["corrupt"] else "",
         "scrubbed": _scrubbed(stats),
     }
-    return f"{head}\n" + "".join(f"  {name:<24} {text}\n" for name, text in rows.items() if text)
+    return f"{head}\n" + "".join(_row(name, text) for name, text in rows.items())
+
+
+def _row(name: str, text: str) -> str:
+    """Nothing for an empty text; further lines of it stand below its first."""
+    indented = text.replace("\n", "\n" + " " * 27)
+    return f"  {name:<24} {indented}\n" if text else ""
+
+
+def _and_reserved(by: dict[str, Any]) -> str:
+    size_bytes = by["reserved_bytes"]
+    return f", {format_size(size_bytes)} reserved" if size_bytes else ""
+
+
+def _read_by(report: Report) -> str:
+    """Who reads in place, a line each; the blocks that nobody can evict now are theirs."""
+    readers = report["readers"] or []
+    lines = [
+        f"{by['blocks']} blocks, {format_size(by['bytes'])}{_and_reserved(by)} by process "
+        f"{by['pid']} ({by['command']}), since {by['since']}"
+        for by in readers[:_READERS_MAX]
+    ]
+    rest = readers[_READERS_MAX:]
+    if rest:
+        blocks, size_bytes = sum(by["blocks"] for by in rest), sum(by["bytes"] for by in rest)
+        lines.append(f"{blocks} blocks, {format_size(size_bytes)} by {len(rest)} more")
+    return "\n".join(lines)

@@ -3,7 +3,8 @@
  * Nothing here allocates, takes a lock on the copying path, or knows of pools: addresses are the
  * caller's, who has checked them and holds what they point to (a lease, a reservation).
  *
- *   copy.c        dispatch by cpuid; blocks of pieces; checksums
+ *   loops.c       dispatch by cpuid; with copy_*.c also compiled into the core, for files' data
+ *   copy.c        blocks of pieces; checksums
  *   copy_*.c      the loops for one instruction set, from copy_body.h
  *   workers.c     threads that wait for parts of a job
  *   guard.c       SIGBUS on the pool becomes -EIO
@@ -92,6 +93,7 @@ struct bfk_loops {
 	void (*stream)(void *dst, const void *src, size_t n);
 	bool streams;
 	uint64_t (*sum)(const void *p, size_t n);
+	uint64_t (*sum_seeded)(const void *p, size_t n, uint64_t seed);
 	void (*sum_begin)(void *state);
 	void (*sum_add)(void *state, const void *p, size_t n);
 	uint64_t (*sum_end)(void *state);
@@ -101,6 +103,7 @@ extern const struct bfk_loops bfk_loops_portable;
 #if defined(__x86_64__)
 extern const struct bfk_loops bfk_loops_avx2, bfk_loops_avx512;
 #endif
+const struct bfk_loops *bfk_loops(void);
 
 /* Calls run(arg, part) for every part below `parts`, by up to `threads` threads, this one among
  * them; returns when all are done: 0 or the first error. */

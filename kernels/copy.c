@@ -1,4 +1,4 @@
-/* Blocks of pieces: which loops, which threads, checksums beside the copy.
+/* Blocks of pieces: which stores, which threads, checksums beside the copy.
  *
  * A job is cut into parts of one checksum unit each.  A part walks the pieces that lie in it in steps
  * of STEP bytes: copy, then feed the checksum, which finds the step in the first-level cache.  So
@@ -24,39 +24,12 @@
 
 enum { STEP = 8 << 10, PART = 256 << 10, AHEAD = 512, THREADS_MAX = 8, THREAD_BYTES = 8 << 20, LINE = 64 };
 
-/* ---- which loops ------------------------------------------------------------------- */
-static const struct bfk_loops *available[4];
-static const char *names[4];
-static _Atomic(const struct bfk_loops *) chosen;
+/* ---- which stores ------------------------------------------------------------------ */
 /* Plain stores first read every line that they fill; around the cache they don't: 1.35 times memcpy
  * at 2.5 MiB between buffers that lie in no cache.  Half of a usual second-level cache: what is
  * smaller may well be in it, and be wanted there. */
 static _Atomic uint64_t stream_min = 1 << 20;
 
-__attribute__((constructor)) static void look(void)
-{
-	unsigned n = 0;
-#if defined(__x86_64__)
-	__builtin_cpu_init(); /* asks the processor, and whether the system saves the registers */
-	if (__builtin_cpu_supports("avx512f")) available[n++] = &bfk_loops_avx512;
-	if (__builtin_cpu_supports("avx2")) available[n++] = &bfk_loops_avx2;
-#endif
-	available[n++] = &bfk_loops_portable;
-	for (unsigned i = 0; i < n; i++) names[i] = available[i]->name;
-	atomic_store(&chosen, available[0]);
-}
-
-const char *const *bfk_isas(void) { return names; }
-const char *bfk_isa(void) { return atomic_load(&chosen)->name; }
-int bfk_set_isa(const char *name)
-{
-	for (unsigned i = 0; available[i]; i++)
-		if (!strcmp(available[i]->name, name)) {
-			atomic_store(&chosen, available[i]);
-			return 0;
-		}
-	return -EINVAL;
-}
 uint64_t bfk_stream_min(void) { return atomic_load(&stream_min); }
 void bfk_set_stream_min(uint64_t nbytes) { atomic_store(&stream_min, nbytes); }
 
@@ -179,7 +152,7 @@ static unsigned worth(uint64_t nbytes)
 int bfk_move(const struct bfk_block *blocks, size_t nblocks, uint64_t sum_bytes, unsigned flags, unsigned threads)
 {
 	if (sum_bytes % LINE || (flags & BFK_STREAM && flags & BFK_CACHED)) return -EINVAL;
-	struct copying c = {.loops = atomic_load(&chosen), .blocks = blocks,
+	struct copying c = {.loops = bfk_loops(), .blocks = blocks,
 			    .sum_bytes = sum_bytes, .unit = sum_bytes ? sum_bytes : PART, .flags = flags};
 	uint64_t total = 0;
 	for (size_t b = 0; b < nblocks; b++) {
@@ -215,13 +188,13 @@ static int sum_part(void *arg, uint64_t part)
 int bfk_sum(const void *p, uint64_t nbytes, uint64_t sum_bytes, uint64_t *sums)
 {
 	if (!sum_bytes) return -EINVAL;
-	struct summing s = {.loops = atomic_load(&chosen), .p = p, .nbytes = nbytes, .unit = sum_bytes, .sums = sums};
+	struct summing s = {.loops = bfk_loops(), .p = p, .nbytes = nbytes, .unit = sum_bytes, .sums = sums};
 	return bfk_workers_run(sum_part, &s, (nbytes + sum_bytes - 1) / sum_bytes, worth(nbytes));
 }
 
 void bfk_copy(void *dst, const void *src, size_t n, bool stream)
 {
-	const struct bfk_loops *loops = atomic_load(&chosen);
+	const struct bfk_loops *loops = bfk_loops();
 	(stream ? loops->stream : loops->copy)(dst, src, n);
 	if (stream) drain();
 }

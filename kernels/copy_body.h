@@ -10,7 +10,9 @@
  * on, whatever loop stood here.  What it can't do is store around the cache for sizes below its own
  * limit, which depends on the machine's caches, not on who reads the data next.
  */
+#ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
+#endif
 #include <xxhash.h>
 #include <string.h>
 #include "bfk.h"
@@ -48,12 +50,13 @@ static void loops_stream(void *dst, const void *src, size_t n) { memcpy(dst, src
 #endif
 
 static uint64_t loops_sum(const void *p, size_t n) { return XXH3_64bits(p, n); }
+static uint64_t loops_sum_seeded(const void *p, size_t n, uint64_t seed) { return XXH3_64bits_withSeed(p, n, seed); }
 _Static_assert(sizeof(XXH3_state_t) <= BFK_SUM_STATE, "room for a checksum's state");
 static void loops_sum_begin(void *state) { XXH3_64bits_reset(state); }
 static void loops_sum_add(void *state, const void *p, size_t n) { XXH3_64bits_update(state, p, n); }
 static uint64_t loops_sum_end(void *state) { return XXH3_64bits_digest(state); }
 
 const struct bfk_loops LOOPS = {
-	.name = LOOPS_NAME, .copy = loops_copy, .stream = loops_stream, .streams = STREAMS, .sum = loops_sum,
+	.name = LOOPS_NAME, .copy = loops_copy, .stream = loops_stream, .streams = STREAMS, .sum = loops_sum, .sum_seeded = loops_sum_seeded,
 	.sum_begin = loops_sum_begin, .sum_add = loops_sum_add, .sum_end = loops_sum_end,
 };

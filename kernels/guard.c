@@ -1,25 +1,22 @@
-/* SIGBUS during a copy becomes -EIO.
+/* SIGBUS behind a guard becomes -EIO (guard.h).
  *
- * A page of a pool can vanish (a file cut short, a tmpfs that is full) or be poisoned.  Each
- * guarded call notes a jump buffer of its thread; the handler jumps there, and passes on every
- * signal that no copy of ours raised.  The core has one of its own (_core/mem.c): handlers chain,
- * so both can be installed in one process, in any order. */
+ * The core and the copies of kernels/ are extensions of their own, each with this in it: handlers chain, so
+ * both can be installed in one process, in any order. */
 #define _GNU_SOURCE
-#include <errno.h>
+#include "guard.h"
+
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include "bfk.h"
 
-static __thread sigjmp_buf *guard;
+__thread sigjmp_buf *bfk_guard;
 static struct sigaction old_bus, old_segv;
 static atomic_bool installed;
 
 static void on_fault(int sig, siginfo_t *info, void *context)
 {
-	if (guard) siglongjmp(*guard, 1);
+	if (bfk_guard) siglongjmp(*bfk_guard, 1);
 	struct sigaction *old = sig == SIGBUS ? &old_bus : &old_segv;
 	if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(sig, info, context);
 	else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) old->sa_handler(sig);
@@ -46,16 +43,8 @@ void bfk_guard_install(void)
 
 int bfk_guarded(int (*run)(void *arg, uint64_t part), void *arg, uint64_t part)
 {
+	int rc;
 	if (!atomic_load_explicit(&installed, memory_order_relaxed)) return run(arg, part);
-	sigjmp_buf here, *outer = guard;
-	if (sigsetjmp(here, 0)) {
-		guard = outer;
-		return -EIO;
-	}
-	guard = &here;
-	atomic_signal_fence(memory_order_seq_cst);
-	int rc = run(arg, part);
-	atomic_signal_fence(memory_order_seq_cst);
-	guard = outer;
+	BFK_GUARDED(rc = run(arg, part));
 	return rc;
 }

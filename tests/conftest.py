@@ -11,6 +11,7 @@ warning that the test did not announce.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -38,7 +39,7 @@ TRANSPORT = os.environ.get("BELUGAFS_TEST_TRANSPORT", "")
 """Of all mounts whose test doesn't choose one; empty: the one that users get."""
 
 PASSTHROUGH = os.environ.get("BELUGAFS_TEST_PASSTHROUGH", "")
-"""``auto``: mounts of directory pools with it, which is off by default."""
+"""``off``: mounts of directory pools without it, where their test doesn't choose."""
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,41 @@ def pool_dir() -> Iterator[Path]:
     base = shm if os.path.isdir(shm) else None
     path = Path(tempfile.mkdtemp(prefix="belugafs-test-", dir=base))
     yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """No other test process that shares our temporary directory is in here by that name."""
+    with open(os.path.join(tempfile.gettempdir(), f"belugafs-tests-{name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[[str], contextlib.AbstractContextManager[None]]:
+    """What the mark of that name does, for fixtures that last longer than a test."""
+    return _alone
+
+
+@pytest.fixture(autouse=True)
+def _alone_as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
+        for mark in request.node.iter_markers("alone"):
+            held.enter_context(_alone(mark.args[0]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _run_dir() -> Iterator[None]:
+    """Leases and sockets of all mounts of this run lie in a directory of its own."""
+    before = os.environ.get("BELUGAFS_RUN_DIR")
+    path = tempfile.mkdtemp(prefix="belugafs-run-")
+    os.environ["BELUGAFS_RUN_DIR"] = path
+    yield
+    os.environ.pop("BELUGAFS_RUN_DIR")
+    if before is not None:
+        os.environ["BELUGAFS_RUN_DIR"] = before
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -390,9 +426,12 @@ class MountedPool:
 
 
 def _is_running(pid: int) -> bool:
+    """Of a process that is being killed the first thread may end before the others, which hold the
+    pool as long as they are there."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            ended = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
 

@@ -370,6 +370,12 @@ int al_own(struct txn *t, u64 addr, u32 len, u64 ino, int st)
 	int rc;
 	if (t->poison) return t->poison;
 	if (!len || !al_mem(t->b, addr) || !al_mem(t->b, end - 1)) return bad_addr(t, addr, len);
+	struct bfs_rec *whole = bt_edit(t, KEY(BFS_T(BFS_T_OWN, 0), addr, 0));
+	if (t->poison) return t->poison;
+	if (whole && (u32)whole->x == len) { /* the usual case: as it was granted */
+		*whole = own_rec(addr, len, ino, t->b->slot, (u32)st);
+		return 0;
+	}
 	if (split(t, BFS_T_OWN, addr) || split(t, BFS_T_OWN, end)) return t->poison;
 	for (; !(rc = next_in(t, BFS_T_OWN, at, end, &r)); at = r.k.b + (u32)r.x) {
 		r = own_rec(r.k.b, (u32)r.x, ino, t->b->slot, (u32)st);
@@ -555,6 +561,32 @@ u32 al_grow(struct txn *t, u64 addr, u32 len, u32 least, u32 more, u64 ino)
 	r.x += m;
 	if ((rc = bt_put(t, &r))) return txn_fail(t, rc), 0;
 	t->root->granules_used += m;
+	return m;
+}
+
+u32 al_alloc_run(struct txn *t, u64 addr, u32 n, u32 count, u64 ino, struct extent *e)
+{
+	struct bfs *b = t->b;
+	struct al *al = begin(t);
+	int rc = 0;
+	u64 idx = BFS_GIDX(addr), room = free_granules(t), high = b->sb.data_granules * b->o.high_permille / 1000;
+	if (t->poison || idx >= b->sb.data_granules || idx % al->rg == 0) return 0;
+	/* above the high mark each allocation has others go */
+	if (!b->o.evict_none) room = t->root->granules_used < high && high - t->root->granules_used < room ? high - t->root->granules_used : t->root->granules_used < high ? room : 0;
+	u32 i = (u32)(idx / al->rg), at = (u32)(idx % al->rg), end = rlen(b, al, i);
+	const struct bfs_region *p = page_of(t, i, &rc);
+	if (!p || al->shut[i] || !al->r[i].k) return 0;
+	u64 want = (u64)n * count < room ? (u64)n * count : room;
+	u32 m = (seek_bit(p->bits, at, at + want < end ? at + (u32)want : end, true) - at) / n, c = class_of(n);
+	if (!m || al->r[i].k != c + 2) return 0;
+	if (set_bits(t, idx, m * n, true, c)) return 0;
+	for (u32 k = 0; k < m; k++) {
+		struct bfs_rec r = own_rec(addr + (u64)k * n, n, ino, b->slot, BFS_OWN_GRANT);
+		if ((rc = bt_put(t, &r))) return txn_fail(t, rc), 0;
+		e[k] = (struct extent){addr + (u64)k * n, n};
+	}
+	t->root->granules_used += (u64)m * n;
+	al->recent[c] = i;
 	return m;
 }
 

@@ -1,10 +1,9 @@
-/* Backing files: names, descriptors, bytes, space. */
+/* Backing files: names, descriptors, bytes. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 #include "backing.h"
 #include "file.h"
@@ -27,10 +26,26 @@ static int failed(struct bfs *b, u64 ino, const char *what)
 	return bfs_fail(b, rc, "backing file data/%s can't be %s: %s", name, what, strerror(-rc));
 }
 
+static bool list_ino(struct bfs *b, u64 **list, u32 *n, u32 *cap, u64 ino)
+{
+	if (*n == *cap) {
+		u32 c = *cap ? 2 * *cap : 64;
+		u64 *l = xalloc(b, c * sizeof *l);
+		if (!l) return false;
+		if (*n) memcpy(l, *list, *n * sizeof *l);
+		xfree(b, *list);
+		*list = l, *cap = c;
+	}
+	(*list)[(*n)++] = ino;
+	return true;
+}
+
 int bk_create(struct bfs *b, u64 ino)
 {
+	struct back *k = b->back;
 	char name[BK_NAME], sub[4];
 	bk_name(name, ino);
+	if (!list_ino(b, &k->made, &k->nmade, &k->made_cap, ino)) return -ENOMEM;
 	for (int tries = 0; tries < 4; tries++) {
 		int fd = openat(b->back->dir, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
 		if (fd >= 0) {
@@ -52,27 +67,26 @@ int bk_create(struct bfs *b, u64 ino)
 int bk_drop(struct txn *t, u64 ino)
 {
 	struct back *k = t->b->back;
-	if (k->ndrop == k->drop_cap) {
-		u32 cap = k->drop_cap ? 2 * k->drop_cap : 64;
-		u64 *n = xalloc(t->b, cap * sizeof *n);
-		if (!n) return txn_fail(t, -ENOMEM);
-		if (k->ndrop) memcpy(n, k->drop, k->ndrop * sizeof *n);
-		xfree(t->b, k->drop);
-		k->drop = n, k->drop_cap = cap;
-	}
-	k->drop[k->ndrop++] = ino;
-	return 0;
+	return list_ino(t->b, &k->drop, &k->ndrop, &k->drop_cap, ino) ? 0 : txn_fail(t, -ENOMEM);
 }
+
+/* One that can't be removed is found at the next attach. */
+static void remove_all(struct back *k, const u64 *ino, u32 n)
+{
+	char name[BK_NAME];
+	for (u32 i = 0; i < n; i++) {
+		bk_name(name, ino[i]);
+		unlinkat(k->dir, name, 0);
+	}
+}
+
+void bk_txn_dropped(struct bfs *b) { remove_all(b->back, b->back->made, b->back->nmade); }
 
 void bk_txn_end(struct bfs *b, bool committed)
 {
 	struct back *k = b->back;
-	char name[BK_NAME];
-	for (u32 i = 0; i < k->ndrop && committed; i++) {
-		bk_name(name, k->drop[i]);
-		unlinkat(k->dir, name, 0); /* one that can't be removed is found at the next attach */
-	}
-	k->ndrop = 0;
+	if (committed) remove_all(k, k->drop, k->ndrop);
+	k->ndrop = k->nmade = 0;
 }
 
 /* ---- descriptors ------------------------------------------------------------------------------------ */
@@ -160,7 +174,7 @@ int bk_read(struct bfs *b, struct bfs_inode *in, u64 off, void *dst, size_t len)
 	return 0;
 }
 
-int bk_write(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len)
+static int write_all(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len)
 {
 	static const u8 zeros[64 << 10];
 	int fd = writing_fd(b, in), rc;
@@ -179,6 +193,16 @@ int bk_write(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t
 		off += (u64)n, len -= (size_t)n;
 	}
 	return 0;
+}
+
+int bk_write(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len)
+{
+	u64 n;
+	int rc = bk_take(b, in, off, len, &n);
+	if (rc) return rc;
+	rc = write_all(b, in, off, src, len);
+	bk_took(b, n);
+	return rc;
 }
 
 int bk_put(struct bfs *b, u64 ino, const void *data, size_t len)
@@ -202,12 +226,16 @@ int bk_truncate(struct bfs *b, struct bfs_inode *in, u64 size)
 {
 	int fd = writing_fd(b, in), rc;
 	if (fd < 0) return fd;
+	in->room_end = min64(in->room_end, size);
+	u64 had = bk_had(in);
+	bk_longer(b, in, size);
 	/* to split a huge page at the new end may take a page */
 	for (u32 round = 0; ftruncate(fd, (off_t)size);) {
 		if (errno == EINTR) continue;
 		if (errno != ENOSPC) return failed(b, in->ino, "truncated");
 		if ((rc = bk_room(b, 1, round++))) return rc;
 	}
+	bk_gave_back(b, in, had);
 	return 0;
 }
 
@@ -218,21 +246,31 @@ int bk_trim(struct bfs *b, struct bfs_inode *in)
 	if (rc || (!s.over && s.granules <= granules(s.size))) return rc;
 	int fd = writing_fd(b, in);
 	if (fd < 0) return fd;
+	in->room_end = min64(in->room_end, s.size);
 	return ftruncate(fd, (off_t)s.size) && errno != EINTR && errno != ENOSPC ? failed(b, in->ino, "truncated") : 0;
 }
 
 int bk_fallocate(struct bfs *b, struct bfs_inode *in, int mode, u64 off, u64 len)
 {
-	int fd = writing_fd(b, in), rc;
+	int fd = writing_fd(b, in), rc = 0;
 	struct bk_stat s;
 	if (fd < 0) return fd;
-	for (u32 round = 0; fallocate(fd, mode, (off_t)off, (off_t)len);) {
+	bool punch = mode & FALLOC_FL_PUNCH_HOLE;
+	u64 n = 0, had = punch ? bk_had(in) : 0;
+	if (punch) in->room_end = 0;
+	else if ((rc = bk_take(b, in, off, len, &n))) return rc;
+	for (u32 round = 0; !rc && fallocate(fd, mode, (off_t)off, (off_t)len);) {
 		if (errno == EINTR) continue;
-		if (errno == EOPNOTSUPP || errno == EFBIG) return -errno;
-		if (errno != ENOSPC) return failed(b, in->ino, "allocated");
+		if (errno == EOPNOTSUPP || errno == EFBIG) rc = -errno;
+		else if (errno != ENOSPC) rc = failed(b, in->ino, "allocated");
 		/* a part of it may be there already */
-		if ((rc = bk_stat(b, in, &s)) || (rc = bk_room(b, max64(granules(len) - min64(granules(len), s.granules), 1), round++))) return rc;
+		else if (!(rc = bk_stat(b, in, &s))) rc = bk_room(b, max64(granules(len) - min64(granules(len), s.granules), 1), round++);
 	}
+	bk_took(b, n);
+	bk_gave_back(b, in, had);
+	if (rc || punch) return rc;
+	if (off <= in->room_end && off + len >= in->room_from) in->room_from = min64(in->room_from, off), in->room_end = max64(in->room_end, off + len);
+	else in->room_from = off, in->room_end = off + len;
 	return 0;
 }
 
@@ -243,51 +281,6 @@ i64 bk_seek(struct bfs *b, struct bfs_inode *in, u64 off, bool data)
 	off_t at = lseek(fd, (off_t)off, data ? SEEK_DATA : SEEK_HOLE);
 	if (at >= 0) return at;
 	return errno == ENXIO ? -ENXIO : failed(b, in->ino, "searched");
-}
-
-/* ---- space ------------------------------------------------------------------------------------------------ */
-int bk_space(struct bfs *b, u64 *total, u64 *empty)
-{
-	struct statvfs s;
-	if (fstatvfs(b->back->dir, &s)) {
-		int rc = -errno;
-		return bfs_fail(b, rc, "the pool's tmpfs can't be asked for its space: %s", strerror(-rc));
-	}
-	u64 unit = s.f_frsize / BFS_GRANULE ? s.f_frsize / BFS_GRANULE : 1, all = (u64)s.f_blocks * unit, meta = b->back->meta_granules;
-	*total = all > meta ? all - meta : 0;
-	*empty = (u64)s.f_bfree * unit;
-	if (*empty > *total) *empty = *total;
-	return 0;
-}
-
-int bk_room(struct bfs *b, u64 want, u32 round)
-{
-	enum { ROUNDS = 256 };
-	u64 total, empty, slack = 16ull << (round < 10 ? round : 10);
-	int rc = bk_space(b, &total, &empty);
-	if (rc) return rc;
-	if (!round && empty >= want) return 0; /* somebody else has made it */
-	/* what can't be had, even if all that may go went, costs nobody anything */
-	bool could = want <= total;
-	struct rd r;
-	if (could && !b->o.evict_all && !(rc = rd_begin(b, &r))) {
-		could = empty + r.v.root->blocks_granules >= want;
-		rd_end(&r);
-	}
-	if (rc) return rc;
-	for (u32 i = 0; i < ROUNDS && could && !b->o.evict_none && !in_batch(b); i++) {
-		struct txn *t;
-		if ((rc = op_begin(b, &t))) return rc;
-		int n = ev_make_room(t, (empty < want ? want - empty : 0) + slack);
-		if ((rc = op_end(b, t, n < 0 ? n : 0))) return rc;
-		if ((rc = bk_space(b, &total, &empty))) return rc;
-		if (!n) break; /* nothing is left that can go */
-		if (empty >= want) return 0;
-	}
-	if (empty >= want && round < 64) return 0; /* the kernel counts in batches: what it says is about right */
-	if (in_batch(b)) return bfs_fail(b, -ENOSPC, "no room for %llu granules inside a batch (space comes back with a commit)", (unsigned long long)want);
-	return bfs_fail(b, -ENOSPC, "no room for %llu granules: %llu of %llu are in use, by files that are open, mapped, pinned or never evicted",
-			(unsigned long long)want, (unsigned long long)(total - empty), (unsigned long long)total);
 }
 
 /* ---- chunks that were verified ------------------------------------------------------------------------------- */
@@ -363,6 +356,7 @@ int bk_attach(struct bfs *b)
 	if (!b->o.directory) return bfs_fail(b, -EISDIR, "this is the metadata of a directory pool; name the directory that it lies in");
 	struct back *k = b->back = xalloc(b, sizeof *k);
 	if (!k) return -ENOMEM;
+	pthread_mutex_init(&k->room.mx, NULL);
 	if ((k->dir = fcntl(b->o.data_fd, F_DUPFD_CLOEXEC, 3)) < 0) {
 		int rc = -errno;
 		return bfs_fail(b, rc, "the directory data of the pool can't be used: %s", strerror(-rc));
@@ -381,8 +375,10 @@ void bk_detach(struct bfs *b)
 	struct back *k = b->back;
 	if (!k) return;
 	if (k->dir > 0) close(k->dir);
+	pthread_mutex_destroy(&k->room.mx);
 	xfree(b, (void *)k->known);
 	xfree(b, k->drop);
+	xfree(b, k->made);
 	xfree(b, k);
 	b->back = NULL;
 }

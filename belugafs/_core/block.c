@@ -7,14 +7,16 @@
  * checked against the newest root first.  A miss is always legal, wrong bytes never. */
 #include <sys/stat.h>
 #include "backing.h"
+#include "block.h"
+#include "client.h"
 
 #define EXTENTS_MAX 64 /* of one block; put asks the allocator for no more */
 #define KEY_MIN 2u     /* the two prefix levels of the path are made of them */
 
-static bool key_ok(size_t klen) { return klen >= KEY_MIN && klen <= BFS_KEY_MAX; }
-static int bad_key(struct bfs *b, size_t klen) { return bfs_fail(b, -EINVAL, "key of %zu bytes; keys have %u to %u", klen, KEY_MIN, BFS_KEY_MAX); }
+bool bl_key_ok(size_t klen) { return klen >= KEY_MIN && klen <= BFS_KEY_MAX; }
+int bl_bad_key(struct bfs *b, size_t klen) { return bfs_fail(b, -EINVAL, "key of %zu bytes; keys have %u to %u", klen, KEY_MIN, BFS_KEY_MAX); }
 
-static const struct bfs_obj *ns_get(struct view *v, u64 ns, int *rc)
+const struct bfs_obj *bl_ns(struct view *v, u64 ns, int *rc)
 {
 	const struct bfs_obj *o = ns >> 63 ? NULL : ob_get(v, ns, rc);
 	if (ns >> 63) *rc = -EINVAL;
@@ -33,14 +35,14 @@ int bfs_ns_create(struct bfs *b, const char *name, u64 *ns)
 	if (rc == -ENOENT) { /* as the root directory: the core knows no caller */
 		struct bfs_attr root;
 		struct txn *t;
-		if ((rc = bfs_getattr(b, BFS_ROOT_INO, &root)) || (rc = op_begin(b, &t))) return rc;
+		if ((rc = bfs_getattr(b, BFS_ROOT_INO, &root)) || (rc = op_begin_room(b, &t))) return rc;
 		rc = nm_mkdir(t, BFS_ROOT_INO, name, len, root.mode & 0777, root.uid, root.gid, BFS_OF_NSBLOCK, ns);
 		rc = op_end(b, t, rc);
 		if (rc != -EEXIST) return rc;
 		if ((rc = bfs_lookup(b, BFS_ROOT_INO, name, len, &a))) return rc;
 	}
 	if (rc || (rc = rd_begin(b, &r))) return rc;
-	if (ns_get(&r.v, a.ino, &rc)) *ns = a.ino;
+	if (bl_ns(&r.v, a.ino, &rc)) *ns = a.ino;
 	else rc = bfs_fail(b, -EEXIST, "/%s exists and isn't a block namespace", name);
 	rd_end(&r);
 	return rc;
@@ -82,7 +84,7 @@ static int put_in(struct txn **tp, u64 ns, const void *key, size_t klen, const u
 	int rc = 0, n = granules && !b->back ? al_alloc_room(b, tp, granules, 0, e, EXTENTS_MAX) : 0;
 	struct txn *t = *tp; /* to make room it may have been committed and begun anew: nothing was checked before */
 	if (n < 0) return n;
-	const struct bfs_obj *d = ns_get(tview(t), ns, &rc);
+	const struct bfs_obj *d = bl_ns(tview(t), ns, &rc);
 	if (!d) return unalloc(t, e, n, rc);
 	if ((rc = ht_find(tview(t), ns, BFS_EK_KEY, key, klen, &old)) != -ENOENT) return unalloc(t, e, n, rc ? rc : -EEXIST);
 	struct bfs_obj *o = ob_alloc(t, S_IFREG | (d->mode & 0666), d->uid, d->gid, &rc);
@@ -115,19 +117,24 @@ int bfs_block_put(struct bfs *b, u64 ns, const void *key, size_t klen, const voi
 	u64 few[BFS_INLINE_SUMS], *sums = few, ino = 0;
 	u32 chunk = b->sb.chunk_bytes;
 	u64 nsums = (len + chunk - 1) / chunk;
-	if (!key_ok(klen)) return bad_key(b, klen);
+	if (!bl_key_ok(klen)) return bl_bad_key(b, klen);
 	if (!b->back && len / BFS_GRANULE >= b->sb.data_granules) return bfs_fail(b, -EFBIG, "block of %zu bytes, pool of %llu", len, (unsigned long long)b->sb.data_granules * BFS_GRANULE);
 	/* what is there is the usual case of an engine that stores without asking: no sums, no lock */
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
-	if (ns_get(&r.v, ns, &rc) && !(rc = ht_find(&r.v, ns, BFS_EK_KEY, key, klen, &old))) rc = -EEXIST;
+	if (bl_ns(&r.v, ns, &rc) && !(rc = ht_find(&r.v, ns, BFS_EK_KEY, key, klen, &old))) rc = -EEXIST;
 	rd_end(&r);
 	if (rc != -ENOENT) return rc;
 	if (nsums > BFS_INLINE_SUMS && !(sums = xalloc(b, nsums * sizeof *sums))) return -ENOMEM;
 	for (u64 i = 0, off = 0; i < nsums; i++, off += chunk) sums[i] = fl_sum((const u8 *)data + off, len - off < chunk ? len - off : chunk);
-	for (u32 round = 0; !(rc = op_begin(b, &t));) {
-		rc = put_in(&t, ns, key, klen, data, len, sums, (u32)nsums, &ino);
-		if (t) rc = op_end(b, t, rc);
+	for (u32 round = 0;;) {
+		u64 taking = 0;
+		if (b->back && (rc = bk_take(b, NULL, 0, len, &taking))) break;
+		if (!(rc = op_begin_room(b, &t))) {
+			rc = put_in(&t, ns, key, klen, data, len, sums, (u32)nsums, &ino);
+			if (t) rc = op_end(b, t, rc);
+		}
+		if (b->back) bk_took(b, taking);
 		if (rc != -ENOSPC || !b->back || in_batch(b) || (rc = bk_room(b, len / BFS_GRANULE + 2, round++))) break;
 	}
 	if (sums != few) xfree(b, sums);
@@ -142,7 +149,7 @@ static int find(struct bfs *b, u64 ns, const void *key, size_t klen, u64 *ino, u
 	struct ht_entry e;
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
-	if (ns_get(&r.v, ns, &rc) && !(rc = ht_find(&r.v, ns, BFS_EK_KEY, key, klen, &e))) {
+	if (bl_ns(&r.v, ns, &rc) && !(rc = ht_find(&r.v, ns, BFS_EK_KEY, key, klen, &e))) {
 		const struct bfs_obj *o = ob_get(&r.v, e.ino, &rc);
 		if (o) *ino = e.ino, *size = o->size;
 		else if (rc == -ESTALE) rc = bfs_fail(b, -EIO, "a key leads to object %llu, which is gone; run fsck.belugafs -n", (unsigned long long)e.ino);
@@ -155,7 +162,7 @@ ssize_t bfs_block_get(struct bfs *b, u64 ns, const void *key, size_t klen, void 
 {
 	u64 ino = 0, size = 0;
 	ssize_t rc = -ESTALE;
-	if (!key_ok(klen)) return bad_key(b, klen);
+	if (!bl_key_ok(klen)) return bl_bad_key(b, klen);
 	/* gone between the look-up and the hazard: look again */
 	for (int tries = 0; rc == -ESTALE && tries < 4; tries++) {
 		rc = find(b, ns, key, klen, &ino, &size);
@@ -175,10 +182,10 @@ int bfs_block_delete(struct bfs *b, u64 ns, const void *key, size_t klen)
 {
 	struct txn *t;
 	struct ht_entry e;
-	if (!key_ok(klen)) return bad_key(b, klen);
+	if (!bl_key_ok(klen)) return bl_bad_key(b, klen);
 	int rc = op_begin(b, &t);
 	if (rc) return rc;
-	if (ns_get(tview(t), ns, &rc) && !(rc = ht_find(tview(t), ns, BFS_EK_KEY, key, klen, &e)) && !(rc = nm_remove(t, &e))) t->root->unlinks++;
+	if (bl_ns(tview(t), ns, &rc) && !(rc = ht_find(tview(t), ns, BFS_EK_KEY, key, klen, &e)) && !(rc = nm_remove(t, &e))) t->root->unlinks++;
 	return op_end(b, t, rc);
 }
 
@@ -189,10 +196,10 @@ int bfs_block_exists(struct bfs *b, u64 ns, const void *keys, size_t klen, int n
 	struct rd r;
 	u64 ino[GROUP];
 	int found = 0;
-	if (!key_ok(klen) || n < 0) return bad_key(b, klen);
+	if (!bl_key_ok(klen) || n < 0) return bl_bad_key(b, klen);
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
-	if (ns_get(&r.v, ns, &rc))
+	if (bl_ns(&r.v, ns, &rc))
 		for (int i = 0; i < n && rc >= 0; i += GROUP) {
 			int m = n - i < GROUP ? n - i : GROUP;
 			rc = ht_find_many(&r.v, ns, BFS_EK_KEY, (const u8 *)keys + (size_t)i * klen, klen, m, ino);
@@ -212,10 +219,10 @@ int bfs_block_match(struct bfs *b, u64 ns, const void *keys, size_t klen, int n)
 	struct rd r;
 	u64 few[FEW], *ino = few;
 	int len = 0, rc;
-	if (!key_ok(klen) || n < 0) return bad_key(b, klen);
+	if (!bl_key_ok(klen) || n < 0) return bl_bad_key(b, klen);
 	if (n > FEW && !(ino = xalloc(b, (size_t)n * sizeof *ino))) return -ENOMEM;
 	if (!(rc = rd_begin(b, &r))) {
-		if (ns_get(&r.v, ns, &rc))
+		if (bl_ns(&r.v, ns, &rc))
 			while (len < n && rc >= 0) {
 				int from = len, m = n - len < GROUP ? n - len : GROUP;
 				rc = ht_find_many(&r.v, ns, BFS_EK_KEY, (const u8 *)keys + (size_t)len * klen, klen, m, ino + len);
@@ -225,7 +232,9 @@ int bfs_block_match(struct bfs *b, u64 ns, const void *keys, size_t klen, int n)
 		rd_end(&r);
 	}
 	if (rc >= 0) {
-		for (int i = len; i-- > 0;) bfs_touch(b, ino[i]); /* the tail of a chain goes before its root */
+		/* the tail of a chain goes before its root */
+		if (b->client) cl_touches(b, ino, len);
+		else for (int i = len; i-- > 0;) bfs_touch(b, ino[i]);
 		atomic_fetch_add_explicit(&b->hits, (u64)len, memory_order_relaxed);
 		atomic_fetch_add_explicit(&b->misses, (u64)(n - len), memory_order_relaxed);
 	}

@@ -234,6 +234,20 @@ int bt_put(struct txn *t, const struct bfs_rec *r)
 	return 0;
 }
 
+struct bfs_rec *bt_edit(struct txn *t, struct bfs_key k)
+{
+	struct bfs_ptr *p = &t->root->bt;
+	if (t->poison || !p->page) return NULL;
+	for (u32 l = t->root->bt_height; l; l--) {
+		struct bfs_bnode *n = pg_cow(t, p, BFS_PK_BNODE);
+		if (!n) return NULL;
+		p = &n->e[child(n, &k)].p;
+	}
+	struct bfs_bleaf *l = pg_cow(t, p, BFS_PK_BLEAF);
+	u32 i = l ? lower(l, &k) : 0;
+	return l && i < l->h.count && !key_cmp(&l->r[i].k, &k) ? &l->r[i] : NULL;
+}
+
 /* ---- deletion ---------------------------------------------------------------------- */
 /* Child i of the dirty node n ran low: drop it when empty, else merge it into a neighbour. */
 static void mend(struct txn *t, struct bfs_bnode *n, u32 i)
@@ -263,31 +277,30 @@ static void mend(struct txn *t, struct bfs_bnode *n, u32 i)
 	memset(&n->e[n->h.count], 0, sizeof *n->e);
 }
 
-static void del(struct txn *t, struct bfs_ptr *p, u32 level, const struct bfs_key *k)
+/* The records in [k, end) of one leaf; how many they were. */
+static u32 del(struct txn *t, struct bfs_ptr *p, u32 level, const struct bfs_key *k, const struct bfs_key *end)
 {
 	if (!level) {
 		struct bfs_bleaf *l = pg_cow(t, p, BFS_PK_BLEAF);
-		if (!l) return;
-		u32 i = lower(l, k);
-		memmove(&l->r[i], &l->r[i + 1], (l->h.count - i - 1) * sizeof *l->r);
-		l->h.count--;
-		memset(&l->r[l->h.count], 0, sizeof *l->r);
-		return;
+		if (!l) return 0;
+		u32 i = lower(l, k), j = lower(l, end), n = j - i;
+		memmove(&l->r[i], &l->r[j], (l->h.count - j) * sizeof *l->r);
+		l->h.count -= (u16)n;
+		memset(&l->r[l->h.count], 0, n * sizeof *l->r);
+		return n;
 	}
 	struct bfs_bnode *n = pg_cow(t, p, BFS_PK_BNODE);
-	if (!n) return;
-	u32 i = child(n, k);
-	del(t, &n->e[i].p, level - 1, k);
+	if (!n) return 0;
+	u32 i = child(n, k), gone = del(t, &n->e[i].p, level - 1, k, end);
 	if (!t->poison) mend(t, n, i);
+	return gone;
 }
 
-int bt_del(struct txn *t, struct bfs_key k)
+/* A root that has one child, or none, or no record. */
+static int shrink(struct txn *t)
 {
-	struct bfs_rec r;
-	int rc = t->poison ? t->poison : bt_get(tview(t), k, &r);
-	if (rc) return rc == -ENOENT ? rc : (t->poison = rc);
 	struct bfs_root *root = t->root;
-	del(t, &root->bt, root->bt_height, &k);
+	int rc = 0;
 	while (!t->poison && root->bt_height) {
 		const struct bfs_bnode *n = pg_get(t->b, root->bt, BFS_PK_BNODE, &rc);
 		if (!n) return t->poison = rc;
@@ -303,4 +316,26 @@ int bt_del(struct txn *t, struct bfs_key k)
 		if (!l->h.count) pg_free(t, &root->bt);
 	}
 	return t->poison;
+}
+
+int bt_del(struct txn *t, struct bfs_key k)
+{
+	struct bfs_rec r;
+	struct bfs_key end = KEY(k.a, k.b, k.c + 1); /* no record's c is the largest number */
+	int rc = t->poison ? t->poison : bt_get(tview(t), k, &r);
+	if (rc) return rc == -ENOENT ? rc : (t->poison = rc);
+	del(t, &t->root->bt, t->root->bt_height, &k, &end);
+	return shrink(t);
+}
+
+int bt_del_range(struct txn *t, struct bfs_key k, struct bfs_key end)
+{
+	struct bfs_rec r;
+	int rc, n = 0;
+	while (!(rc = t->poison ? t->poison : bt_seek(tview(t), k, &r)) && key_cmp(&r.k, &end) < 0) {
+		n += (int)del(t, &t->root->bt, t->root->bt_height, &r.k, &end);
+		if (shrink(t)) break;
+	}
+	if (rc && rc != -ENOENT) t->poison = rc;
+	return t->poison ? t->poison : n;
 }

@@ -59,6 +59,10 @@ struct bfs_opts {
 	bool publish_close;/* hide a file until its first close */
 	bool directory;    /* a directory pool: */
 	int data_fd;       /* a descriptor of its directory of backing files; the core takes a copy */
+	/* Where the processes of this machine that read the pool in place as this host have their files (lease.c): a directory, made
+	 * at need; "": without a name, gone with this process; NULL: there are none.  With pool_fd: of the mapping. */
+	const char *local;
+	int pool_fd;
 	u64 seal_timeout_ns; /* close waits so long for its seal, then puts it off; 0 = 2 * suspect_ns + 5 s */
 };
 int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out);
@@ -140,6 +144,11 @@ ssize_t bfs_read(struct bfs *b, u64 fh, u64 off, void *buf, size_t len);
 typedef ssize_t bfs_sink(void *arg, const struct iovec *iov, int n);
 ssize_t bfs_read_pieces(struct bfs *b, u64 fh, u64 off, size_t len, void *buf, size_t buf_len, bfs_sink *sink, void *arg);
 ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len);
+/* The same, which calls taken(arg) once all that can be wanting is there (space, rights, size, the memory itself), before
+ * the data is copied: the caller of the store may go on while that is done.  Who reads the file waits for it.  If the
+ * memory fails after that, the file is never sealed, and the next flush or fsync answers -EIO.  Not called where
+ * that can't be said ahead; then the result alone counts. */
+ssize_t bfs_write_early(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len, void (*taken)(void *arg), void *arg);
 int bfs_reserve(struct bfs *b, u64 fh, u64 size_bytes); /* room, contiguous where possible */
 /* fallocate(2): mode 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_ZERO_RANGE with or without it, FALLOC_FL_PUNCH_HOLE with it.
  * What has room can be stored into without -ENOSPC until the file is sealed.  One that fails leaves the file as it was. */
@@ -155,10 +164,19 @@ u64 *bfs_handle_user(struct bfs *b, u64 fh); /* two words of an open handle for 
  * isn't verified; its size and times are the backing file's.  All of a sealed file is checked first, as
  * opts.verify says: -EIO, some of it is damaged; bfs_read has what isn't. -EOPNOTSUPP: a flat pool. */
 int bfs_backing_fd(struct bfs *b, u64 fh, bool write);
-/* Directory pools: evicts ahead of such writers. bfs_tick does, too; with many of them more often is better. */
+/* Finishes those that are closed and that nobody stores into any more; bfs_tick does, too.  How many of them still wait. */
+u32 bfs_settle(struct bfs *b);
+/* Room ahead of them (backing_room.c).  The handle is about to store without the core: 0: what the file is expected to get
+ * will be there, and is kept empty until it is closed; -ENOSPC: no promise, its writes should pass by bfs_write, which
+ * evicts as they come. */
+int bfs_promise(struct bfs *b, u64 fh);
+/* Evicts ahead of those who outgrow what was expected; bfs_tick does, too. */
 int bfs_headroom(struct bfs *b);
-/* There was less room at its last look than they may need: who can should write by way of the core, which evicts as it goes. */
-bool bfs_is_short(struct bfs *b);
+/* The same for whoever does nothing else: late_ns: how long after the moment that was asked for it comes; *nap_ns: when
+ * to come again. */
+int bfs_watch_room(struct bfs *b, u64 late_ns, u64 *nap_ns);
+/* Has -ENOSPC met a moment in which files were just closed and aren't given up yet, or are being written with promised room? */
+bool bfs_room_may_come(struct bfs *b);
 /* Compares a regular file with its checksums, from offset `from` (rounded down to a chunk) on, about max_bytes of
  * it; whatever opts.verify says, and without a use: recency stays.  What is damaged is no error of the call. */
 struct bfs_verify {
@@ -183,6 +201,26 @@ int bfs_block_exists(struct bfs *b, u64 ns, const void *keys, size_t klen, int n
 /* length of the longest present prefix */
 int bfs_block_match(struct bfs *b, u64 ns, const void *keys, size_t klen, int n);
 
+/* ---- native blocks that are filled in place (reserve.c; flat pools) ------------------ */
+#define BFS_RESERVE_MAX 65536u
+/* Room for n blocks of up to size_bytes of a namespace, each in one piece: off[i] is where in the pool, in bytes.  It holds
+ * what its former owners left.  The handle fh is released by bfs_release, and what isn't committed goes with it, or with a
+ * crash.  -ENOSPC, -EFBIG, -EOPNOTSUPP (directory pool) */
+int bfs_reserve_blocks(struct bfs *b, u64 ns, u32 n, u64 size_bytes, u64 *fh, u64 *off);
+struct bfs_commit {
+	u32 index;          /* of the block in its reservation */
+	u32 klen;
+	const void *key;
+	u64 filled_bytes;   /* from its start; what is behind them is given back, and reads as nothing */
+	const u64 *sums;    /* XXH3 of each chunk of them (bfs_geometry), nowhere 0; NULL: they are made now */
+	bool zeroed;        /* what is behind them in their last granule is zero already */
+	bool repeated;      /* asked before, perhaps in vain: a block that was committed already is none to complain about */
+	int rc;             /* out: 0, -EEXIST (the room stays reserved), ... */
+};
+/* 0: each rc says what became of that block.  An error: those whose rc is the same weren't committed; after -EAGAIN that
+ * isn't known. */
+int bfs_commit_blocks(struct bfs *b, u64 fh, struct bfs_commit *c, u32 n);
+
 /* ---- batches ------------------------------------------------------------------------ */
 /* Calls of this thread between begin and commit are one transaction: all or nothing.
  * A call that fails for its own reason (EEXIST ...) doesn't end the batch.  Calls that only
@@ -199,6 +237,7 @@ struct bfs_stat {
 	u64 evicted_blocks, evicted_granules, reaped_dirs, seals, seal_deferred, creates, unlinks, corrupt;
 	u64 hits, misses; /* since the attach: opens for reading and keys found; look-ups of names and keys that found nothing */
 	u64 backing_lost, backing_swept; /* directory pools, since the attach: objects without their file; files without an object, removed */
+	u64 promises, promises_refused; /* bfs_promise, since the attach */
 	u64 term, txn, txns, pages_written, bytes_written_meta, touches_lost;
 	u32 slot, leader_slot;
 	int is_leader;
@@ -213,6 +252,18 @@ void bfs_touch(struct bfs *b, u64 ino);
 /* place of a file's data: up to max extents of (file granule, granule address, length) */
 struct bfs_extent { u64 file_granule, addr; u32 len; u32 overlay; };
 int bfs_extents(struct bfs *b, u64 ino, struct bfs_extent *e, int max);
+
+/* ---- processes of this host that read in place ------------------------------------------- */
+int bfs_local_error(struct bfs *b); /* 0: there may be some; else why not */
+/* Descriptors for one more (client.h): the pool and the host file to read, its own lease file; each an open file
+ * description that nobody else has.  The caller gives them away and closes its own: a process lives as long as its last
+ * one is open somewhere.  pid, uid: for status. */
+int bfs_client_new(struct bfs *b, u32 pid, u32 uid, int fds[3]);
+struct bfs_client { u32 pid, uid, leases; u64 granules; i64 made_ns; };
+int bfs_clients(struct bfs *b, struct bfs_client *out, int max); /* how many */
+/* Number of the process whose lease file this is, for rg_server_add_for; 0: none of this host's. */
+u64 bfs_client_of(struct bfs *b, int lease_fd);
+void bfs_reservations(struct bfs *b, u64 *n, u64 *granules); /* of all of them */
 
 /* ---- checking --------------------------------------------------------------------------- */
 /* Reports through cb: severity 0 note, 1 problem, 2 repair; code is a stable short name.  Returns

@@ -13,10 +13,12 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include "evict.h"
+#include "lease.h"
 
 #define PER_TXN 128u       /* objects evicted by one transaction: bounds its pages */
 #define NAMES_MAX 16u      /* of an ordinary file that goes, for the same reason */
 #define ASK_NS 1000000000ull
+#define LEASED_NS 5000000ull
 
 /* ---- who goes next -------------------------------------------------------------------------------- */
 enum { PIN_NONE = 0, PIN_SOFT = 1, PIN_HARD = 2 };
@@ -143,6 +145,11 @@ static void begin(struct bfs *b)
 	ev_drain(b);
 	ev->asked = false;
 	memset(&ev->pins, 0, sizeof ev->pins);
+	/* of so many leases a list at each store into a full pool would cost more than the store; an old one costs space at most */
+	u64 now = atomic_load_explicit(&b->nclients, memory_order_relaxed) ? b->m->ops->mono_ns(b->m) : 0;
+	if (now && ev->leased_ns && now - ev->leased_ns < LEASED_NS) return;
+	free(ev->leased);
+	ev->leased = ls_inodes(b, &ev->nleased), ev->leased_ns = now;
 }
 
 /* The one that goes next; NULL: none may. */
@@ -181,6 +188,16 @@ static const struct bfs_obj *next_victim(struct txn *t, bool take)
 	return o;
 }
 
+int ev_remove(struct txn *t, const struct ht_entry *e)
+{
+	enum pg_use was = t->use;
+	if (was < PG_FREEING) t->use = PG_FREEING;
+	int rc = nm_remove(t, e);
+	if (!rc) rc = ev_emptied(t, e->dir);
+	t->use = was;
+	return rc;
+}
+
 /* All names of an object go, and with them the object. */
 static u64 evict(struct txn *t, u64 ino)
 {
@@ -188,13 +205,13 @@ static u64 evict(struct txn *t, u64 ino)
 	struct ht_entry e;
 	int rc = 0;
 	const struct bfs_obj *o = ob_get(tview(t), ino, &rc);
-	if (!o || !in_evict_begin(b, ino)) return 0;
+	/* leased: nothing would be free.  Who leases it from now on holds its extents in quarantine. */
+	if (!o || ls_has(((struct ev *)b->ev)->leased, ((struct ev *)b->ev)->nleased, ino) || !in_evict_begin(b, ino)) return 0;
 	u64 n = o->granules;
 	for (u32 left = o->nlink; left && !t->poison; left--) {
 		if (!(o = ob_get(tview(t), ino, &rc))) rc = -EIO;
 		else if (!(rc = ht_by_cookie(tview(t), o->hash, o->parent, o->cookie, &e)) && e.ino != ino) rc = -ENOENT;
-		if (!rc) rc = nm_remove(t, &e);
-		if (!rc) rc = ev_emptied(t, e.dir);
+		if (!rc) rc = ev_remove(t, &e);
 		if (rc) txn_fail(t, rc != -ENOENT ? rc : bfs_fail(b, -EIO, "object %llu: its entry is gone; run fsck.belugafs -n", (unsigned long long)ino));
 	}
 	if (t->poison) return 0;
@@ -210,7 +227,7 @@ static u64 run(struct txn *t, u64 granules, u32 objects, u32 *count)
 	u64 sum = 0;
 	*count = 0;
 	begin(t->b);
-	while (!t->poison && sum < granules && *count < objects && (o = next_victim(t, true))) {
+	while (!t->poison && sum < granules && *count < objects && !(*count && pg_few(t)) && (o = next_victim(t, true))) {
 		u64 n = evict(t, ob_ino(o));
 		if (n) sum += n - 1, ++*count;
 	}
@@ -247,7 +264,7 @@ static int oldness(struct txn *t, u64 lo, u64 hi, u64 *newest, u64 *ino, u32 max
 		if (rc || r.k.a != BFS_T(BFS_T_OWN, 0) || r.k.b >= hi) break;
 		const struct bfs_obj *o = ob_get(tview(t), r.y, &rc);
 		bool soft;
-		if (!o || !evictable(tview(t), &ev->pins, o, &soft) || in_is_open(b, r.y)) return -1;
+		if (!o || !evictable(tview(t), &ev->pins, o, &soft) || ls_has(ev->leased, ev->nleased, r.y) || in_is_open(b, r.y)) return -1;
 		if (*n && ino[*n - 1] == r.y) continue;
 		if (*n == max) return -1;
 		ino[(*n)++] = r.y;
@@ -293,7 +310,7 @@ int ev_empty_region(struct txn *t, u32 want)
 		u32 cnt;
 		return run(t, want, PER_TXN, &cnt), t->poison ? t->poison : (int)cnt;
 	}
-	for (u32 i = 0; i < best_n && !t->poison; i++) {
+	for (u32 i = 0; i < best_n && !t->poison && !(i && pg_few(t)); i++) {
 		u64 g = evict(t, best[i]);
 		if (g) sum += g - 1;
 	}
@@ -323,13 +340,15 @@ int bfs_evictable(struct bfs *b, u32 *slot, u32 slots, u64 *granules)
 	struct pins known = {0};
 	int rc = rd_begin(b, &r);
 	if (rc) return rc;
-	u32 at = *slot, end = r.v.root->slot_virgin < b->sb.inodes ? r.v.root->slot_virgin : b->sb.inodes;
+	u32 nleased, at = *slot, end = r.v.root->slot_virgin < b->sb.inodes ? r.v.root->slot_virgin : b->sb.inodes;
+	u64 *leased = ls_inodes(b, &nleased);
 	for (*granules = 0; at < end && slots && !rc; at++, slots--) {
 		bool soft;
 		const struct bfs_obj *o = ob_slot(&r.v, at, &rc);
-		if (o && o->mode && o->granules && evictable(&r.v, &known, o, &soft) && !in_is_open(b, ob_ino(o))) *granules += o->granules;
+		if (o && o->mode && o->granules && evictable(&r.v, &known, o, &soft) && !ls_has(leased, nleased, ob_ino(o)) && !in_is_open(b, ob_ino(o))) *granules += o->granules;
 	}
 	*slot = at < end ? at : 0;
+	free(leased);
 	rd_end(&r);
 	return rc;
 }

@@ -38,6 +38,9 @@ struct ev {
 	u32 filled; /* order when the candidates were chosen */
 	bool abandoned; /* since then there is another file that goes first; under mx */
 	struct pins pins;
+	u64 *leased; /* objects that processes hold, as the run began: sorted */
+	u32 nleased;
+	u64 leased_ns; /* when; 0: there was no such process */
 
 	/* reap.c, under wlock */
 	u32 reap_at; /* slot that the search goes on with */
@@ -56,5 +59,6 @@ static inline u32 ev_seconds(struct bfs *b) { return (u32)(now_ns(b) / 100000000
 /* reap.c; ev_evict_some: evict.c */
 int ev_reap(struct txn *t, u32 want);        /* directories that eviction has emptied go; how many */
 int ev_evict_some(struct txn *t, u32 objects); /* so many go; how many */
+int ev_remove(struct txn *t, const struct ht_entry *e); /* a name, for room's sake */
 int ev_emptied(struct txn *t, u64 dir);      /* an eviction has taken an entry of dir: notes it when that was the last */
 #endif

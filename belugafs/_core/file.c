@@ -65,7 +65,7 @@ int bfs_create(struct bfs *b, u64 dir, const void *name, size_t len, u32 mode, u
 		bool there = false;
 		int c = 0;
 		*fh = 0;
-		if ((rc = op_begin(b, &t))) return rc;
+		if ((rc = op_begin_room(b, &t))) return rc;
 		rc = nm_create(t, dir, name, len, mode, uid, gid, (u8)(b->slot + 1), &ino);
 		/* Asked again after an unknown outcome: did this call make it?  A history that doesn't know
 		 * of it gives the same inode number to somebody else's file. */
@@ -118,7 +118,7 @@ int bfs_tmpfile(struct bfs *b, u64 dir, u32 mode, u32 uid, u32 gid, int flags, s
 		struct bfs_rec r;
 		int c = 0;
 		*fh = 0;
-		if ((rc = op_begin(b, &t))) return rc;
+		if ((rc = op_begin_room(b, &t))) return rc;
 		const struct bfs_obj *o = made ? ob_get(tview(t), made, &c) : NULL;
 		if (o && o->state == BFS_ST_NEW && o->btime_ns == made_ns && !bt_get(tview(t), KEY(BFS_T(BFS_T_ORPHAN, b->slot), INO_SLOT(made), 0), &r) && r.x == made) rc = nm_free_orphan(t, b->slot, made);
 		if (!rc) rc = nm_nameless(t, dir, mode, uid, gid, &ino);
@@ -140,6 +140,14 @@ int bfs_tmpfile(struct bfs *b, u64 dir, u32 mode, u32 uid, u32 gid, int flags, s
 }
 
 /* ---- closing ----------------------------------------------------------------------------------------------------- */
+/* What became of stores whose callers had been answered: said once, under the lock. */
+static int late(struct bfs_inode *in, int rc)
+{
+	if (!rc) rc = in->late;
+	in->late = 0;
+	return rc;
+}
+
 int bfs_fsync(struct bfs *b, u64 fh)
 {
 	struct bfs_handle *h = hd_get(b, fh);
@@ -154,6 +162,7 @@ int bfs_fsync(struct bfs *b, u64 fh)
 		if (!rc) in->synced = true;
 		if (!rc && in->foreign) in->sync_ns = in->fmtime_ns, in->sync_size = atomic_load(&in->size);
 	}
+	rc = late(in, rc);
 	in_unlock(b, in);
 	return rc;
 }
@@ -173,6 +182,7 @@ int bfs_flush(struct bfs *b, u64 fh, bool killed)
 	}
 	bool others = in->writers > in->nclosed;
 	unlk(b, &b->ilock);
+	if (b->back && !others) bk_written(b, in);
 	/* What was synced was promised, and may be what others need to put right what the dead one
 	 * left (a database's journal).  With publish=close nobody ever sees a file that wasn't closed. */
 	bool promised = in->synced && !b->o.publish_close;
@@ -185,6 +195,7 @@ int bfs_flush(struct bfs *b, u64 fh, bool killed)
 		rc = rw_put(b, in, BFS_ROW_CLOSED);
 		if (rc == -ENFILE) rc = 0;
 	}
+	rc = late(in, rc);
 	in_unlock(b, in);
 	return rc;
 }

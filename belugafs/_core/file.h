@@ -22,6 +22,7 @@ void in_destroy(struct bfs *b, struct bfs_inode *in); /* not in the table */
 /* counted reference; 0, -ENOENT, -ESTALE, ... */
 int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out);
 void in_put(struct bfs *b, struct bfs_inode *in, bool write);
+void in_put_closed(struct bfs *b, struct bfs_inode *in); /* a writer, counted in nclosed until then */
 /* just made by this host, inside the transaction that makes it: in the table, counted */
 int in_insert_new(struct bfs *b, struct bfs_inode *in);
 void in_keep(struct bfs *b, struct bfs_inode *in); /* in the table, with no reference: whoever puts it there keeps it there */
@@ -40,6 +41,7 @@ void hd_touch(struct bfs *b, struct bfs_handle *h); /* written again since its c
 int mp_at(const struct bfs_inode *in, u64 g);
 /* [fg, fg + len) is at addr (0 with overlay: hole over base; 0 without: nothing) */
 int mp_set(struct bfs *b, struct bfs_inode *in, u64 fg, u64 len, u64 addr, u32 overlay);
+void mp_drop_pieces(struct bfs *b, struct bfs_inode *in, const u64 *bits, u64 from, u64 to); /* of a reservation: those from `from` up to `to` whose bit is set */
 bool mp_is_overlay(const struct bfs_inode *in, u64 fg, u64 end); /* all of it is data of the overlay */
 /* state, map and sums as the view has them; size and times as sealed */
 int in_load(struct view *v, const struct bfs_obj *o, struct bfs_inode *in);
@@ -60,6 +62,8 @@ int fl_chunk_sum(struct bfs *b, struct bfs_inode *in, u64 c, u64 size, u8 *bounc
 void fl_stored(struct bfs_inode *in, u64 off, u64 end);
 void fl_flush_overlay(struct bfs *b, struct bfs_inode *in);
 void fl_verified(struct bfs *b, const struct bfs_inode *in, u64 c); /* sets the bit of a chunk */
+bool fl_all_known(struct bfs *b, struct bfs_inode *in);              /* one extent, read in place */
+int fl_check_in_place(struct bfs *b, struct bfs_inode *in);
 void fl_vtag(struct bfs *b, const struct bfs_inode *in);            /* bits of another version go */
 u8 *fl_bounce(struct bfs *b);                                       /* chunk_bytes; NULL */
 void fl_bounce_end(struct bfs *b, u8 *p);

@@ -218,7 +218,7 @@ int ov_grant(struct bfs *b, struct bfs_inode *in, const struct want *w, const st
 	if (in_batch(b) && ng) return bfs_fail(b, -EBUSY, "inside a batch data goes only where room was reserved before it");
 	for (int i = 0; i < ng; i++) n += g[i].len;
 	if (ng && (rc = ov_row_dirty(b, in))) return rc;
-	if ((rc = op_begin(b, &t))) return rc;
+	if ((rc = op_begin_room(b, &t))) return rc;
 	u64 total = b->sb.data_granules, used = t->root->granules_used;
 	if (ng == 1 && g[0].fg + g[0].len == w->end && used + w->more + n < total - total / 16) more = w->more;
 	for (int i = more ? mp_at(in, w->end) : 0; more && i < in->next_ext; i++) /* not over what is mapped there */

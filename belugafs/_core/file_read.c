@@ -301,6 +301,40 @@ static int verify_range(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
 	return rc;
 }
 
+/* For a file that is read in place: are all chunks known to be right, as opts.verify asks? */
+bool fl_all_known(struct bfs *b, struct bfs_inode *in)
+{
+	if (b->o.verify == BFS_VERIFY_OFF || !in->next_ext) return true;
+	if (b->o.verify == BFS_VERIFY_ALWAYS) return false;
+	fl_vtag(b, in);
+	for (u64 c = 0; c < in->nsums; c++) {
+		u64 bit = vbit_of(b, in, c);
+		if (!bit || !(__atomic_load_n(&b->verified[(bit - 1) / 8], __ATOMIC_ACQUIRE) >> (bit - 1) % 8 & 1)) return false;
+	}
+	return true;
+}
+
+/* Compares the chunks of a sealed file in one extent that aren't, where they lie.  -EIO: one is damaged. */
+int fl_check_in_place(struct bfs *b, struct bfs_inode *in)
+{
+	fl_vtag(b, in);
+	for (u64 c = 0; c < in->nsums; c++) {
+		u64 bit = vbit_of(b, in, c), from = c * b->sb.chunk_bytes, len = min64(b->sb.chunk_bytes, in->base_size - from), sum;
+		if (!bit || !fl_covered(b, in, c)) continue;
+		if (b->o.verify == BFS_VERIFY_FIRST && __atomic_load_n(&b->verified[(bit - 1) / 8], __ATOMIC_ACQUIRE) >> (bit - 1) % 8 & 1) continue;
+		fresh(b, in, c, true);
+		if (bfs_guarded_sum((u8 *)al_mem(b, in->ext[0].addr) + from, len, &sum)) return bfs_fail(b, -EIO, "object %llu: the pool's memory at offset %llu answered with an error", (unsigned long long)in->ino, (unsigned long long)((u8 *)al_mem(b, in->ext[0].addr) - b->m->base + from));
+		if (!sum) sum = 1;
+		if (sum != in->sums[c]) {
+			count_corrupt(b, in);
+			return bfs_fail(b, -EIO, "object %llu: checksum of bytes %llu to %llu is wrong: expected %016llx, found %016llx; the file is damaged", (unsigned long long)in->ino,
+					(unsigned long long)from, (unsigned long long)(from + len - 1), (unsigned long long)in->sums[c], (unsigned long long)sum);
+		}
+		fl_verified(b, in, c);
+	}
+	return 0;
+}
+
 /* where bytes [off, off + len) lie; how many pieces, or max + 1 */
 static int pieces(struct bfs *b, const struct bfs_inode *in, u64 off, u64 len, struct iovec *v, int max)
 {
@@ -378,7 +412,7 @@ static ssize_t on_ino(struct bfs *b, u64 ino, ino_fn *f, void *arg)
 		if (rc != -ESTALE) break;
 	}
 	in_destroy(b, in);
-	if (n == -EBUSY) {
+	if (n == -EBUSY && !b->client) {
 		int rc = in_get(b, ino, false, &in);
 		if (rc) return rc;
 		if (!(rc = in_lock(b, in, false))) {

@@ -90,6 +90,7 @@ int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	/* Cut short is overwritten; emptied is begun anew (a temporary file of a fixed name). */
 	bool shorter = size < old;
 	in->overwrote |= size && shorter && in->state != BFS_ST_NEW;
+	if (b->back && shorter) bk_looked_at(b, in);
 	if (shorter) fl_sums_drop(b, in, size ? size - 1 : 0, old); /* before it can have happened */
 	while (fl_again(in, rc = b->back ? bk_resize(b, in, size, creator) : shorter ? shrink(b, in, size, creator) : fl_prepare(b, in, old, old, 0, creator), &tries)) {
 		if ((rc = sl_settle(b, in))) return rc;
@@ -103,6 +104,7 @@ int fl_set_size(struct bfs *b, struct bfs_inode *in, u64 size, bool creator)
 	in->dirty = true;
 	atomic_store(&in->wtime, (i64)now_ns(b));
 	atomic_store(&in->size, size);
+	if (b->back && !size) bk_emptied(b, in);
 	return in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
 }
 

@@ -33,6 +33,22 @@ int fl_put_bytes(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, si
 	return 0;
 }
 
+/* Data of one chunk and its sum: read once where it goes to one place. */
+static int put_chunk(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *src, size_t len, u64 *sum)
+{
+	int i = b->back ? 0 : mp_at(in, off / BFS_GRANULE);
+	const struct bfs_extent *e = b->back ? NULL : &in->ext[i];
+	u64 skip = e ? off - e->file_granule * BFS_GRANULE : 0, s;
+	if (!e || !b->m->ops->copy_in_sum || skip + len > (u64)e->len * BFS_GRANULE) {
+		*sum = fl_sum(src, len);
+		return fl_put_bytes(b, in, off, src, len);
+	}
+	if (b->m->ops->copy_in_sum(b->m, (u8 *)al_mem(b, e->addr) + skip, src, len, &s)) return fl_medium(b, in, e->addr + skip / BFS_GRANULE, granules(len), -EIO);
+	fl_stored(in, off, off + len);
+	*sum = s ? s : 1;
+	return 0;
+}
+
 /* The outcome is unknown, or the tree isn't what this inode took it for. */
 bool fl_again(struct bfs_inode *in, int rc, int *tries)
 {
@@ -129,8 +145,8 @@ static int put_summed(struct bfs *b, struct bfs_inode *in, u64 off, const u8 *sr
 		u64 c = off / cb, from = c * cb;
 		size_t n = min64(len, from + cb - off);
 		bool whole = off == from && off + n == min64(from + cb, size) && sums_room(b, in, c + 1);
-		u64 sum = whole ? fl_sum(src, n) : 0;
-		int rc = fl_put_bytes(b, in, off, src, n);
+		u64 sum = 0;
+		int rc = whole ? put_chunk(b, in, off, src, n, &sum) : fl_put_bytes(b, in, off, src, n);
 		if (rc) return rc;
 		if (whole) in->wsum[c] = sum;
 		off += n, src += n, len -= n;
@@ -215,7 +231,23 @@ bool fl_overwrites(struct bfs *b, struct bfs_inode *in, u64 off, u64 end)
 	return false;
 }
 
-static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 off, const u8 *buf, size_t len)
+/* Each granule answers: one of a sparse pool gets its page, one that is poisoned says so. */
+static bool answers(struct bfs *b, struct bfs_inode *in, u64 off, size_t len)
+{
+	for (int i = mp_at(in, off / BFS_GRANULE); len; i++) {
+		const struct bfs_extent *e = &in->ext[i];
+		u64 skip = off - e->file_granule * BFS_GRANULE;
+		size_t n = min64(len, (u64)e->len * BFS_GRANULE - skip);
+		if (bfs_guarded_probe((const u8 *)al_mem(b, e->addr) + skip, n)) return false;
+		off += n, len -= n;
+	}
+	return true;
+}
+
+/* Who is told that a store was taken, and whether he was; then the inode is held, since he may close the file. */
+struct early { void (*taken)(void *arg); void *arg; bool told; };
+
+static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 off, const u8 *buf, size_t len, struct early *e)
 {
 	u64 end = off + len, size = atomic_load(&in->size);
 	bool seq = off == size && end > size && !b->back;
@@ -226,8 +258,17 @@ static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 o
 	if (off > size && (rc = fl_zero_gap(b, in, size, off, creator))) return rc;
 	fl_sums_drop(b, in, off, end);
 	if (end > size && size % b->sb.chunk_bytes) fl_sums_drop(b, in, size - 1, size);
+	if (e && !b->back && in->state == BFS_ST_NEW && answers(b, in, off, len)) {
+		lk(b, &b->ilock);
+		in->opens++, in->uses++;
+		unlk(b, &b->ilock);
+		if (end > size) atomic_store(&in->size, end); /* who asks for the size doesn't wait for the lock */
+		e->told = true;
+		e->taken(e->arg);
+	}
 	if ((rc = put_summed(b, in, off, buf, len, max64(size, end)))) {
 		fl_sums_drop(b, in, off, end); /* they are of a file that has become longer */
+		if (e && e->told) atomic_store(&in->size, size), in->killed = true, in->late = rc;
 		if (b->back && end > size) bk_truncate(b, in, size); /* the part that found room */
 		return rc;
 	}
@@ -238,7 +279,7 @@ static int write_locked(struct bfs *b, struct bfs_inode *in, bool creator, u64 o
 	return end > size && in->rowst == BFS_ROW_DIRTY ? rw_put(b, in, BFS_ROW_DIRTY) : 0;
 }
 
-ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
+static ssize_t store(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len, struct early *e)
 {
 	struct bfs_handle *h = hd_get(b, fh);
 	if (!h || !hd_writes(h->flags)) return -EBADF;
@@ -262,8 +303,23 @@ ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len)
 	if (!(rc = sl_settle(b, in))) {
 		if (in->foreign) rc = bk_refresh(b, in);
 		if (append) off = atomic_load(&in->size);
-		if (!rc) rc = off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off ? -EFBIG : write_locked(b, in, (h->flags & H_CREATOR) && in->created_here, off, buf, len);
+		if (!rc) rc = off > SIZE_MAX_BYTES || len > SIZE_MAX_BYTES - off ? -EFBIG : write_locked(b, in, (h->flags & H_CREATOR) && in->created_here, off, buf, len, e);
+	}
+	bool last = false;
+	if (e && e->told) { /* before whoever waits for the lock can see that it was held, but for the last */
+		lk(b, &b->ilock);
+		if (!(last = in->opens == 1)) in->opens--;
+		unlk(b, &b->ilock);
 	}
 	in_unlock(b, in);
+	if (last) in_put(b, in, false);
 	return rc ? rc : (ssize_t)len;
+}
+
+ssize_t bfs_write(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len) { return store(b, fh, off, buf, len, NULL); }
+
+ssize_t bfs_write_early(struct bfs *b, u64 fh, u64 off, const void *buf, size_t len, void (*taken)(void *arg), void *arg)
+{
+	struct early e = {.taken = taken, .arg = arg};
+	return store(b, fh, off, buf, len, taken ? &e : NULL);
 }

@@ -252,7 +252,7 @@ struct bfs_obj { /* 240 bytes, 16 to a page */
 		struct {
 			u64 entries;
 			u32 subdirs;
-			u32 guess; /* granules of the file last sealed here */
+			u32 guess; /* granules of the block last sealed here that wasn't empty */
 		} d;
 	} u;
 	u32 nsums;
@@ -401,6 +401,96 @@ struct bfs_row { /* two copies per file, used in turn; the valid one with the hi
 	u64 sum[BFS_INLINE_SUMS];
 };
 static_assert(sizeof(struct bfs_row) == 128, "row");
+
+/* ---- files of a host that its processes share; not in the pool (docs/format.md, 19) ---- */
+#define BFS_LOCAL_HOST_MAGIC 0x46484147554c4542ull  /* "BELUGAHF" */
+#define BFS_LOCAL_LEASE_MAGIC 0x464c4147554c4542ull /* "BELUGALF" */
+#define BFS_LOCAL_VERSION 2u
+#define BFS_LOCAL_READERS 32u   /* snapshots that one process reads at a time */
+#define BFS_LOCAL_LEASES 16384u /* extents that one process holds at a time */
+#define BFS_LOCAL_TOUCHES 4096u
+#define BFS_LOCAL_RESERVATIONS 2048u /* of one process at a time */
+#define BFS_LOCAL_CLIENTS 256u  /* processes of a host */
+
+struct bfs_lsnap { /* an applied root */
+	u64 txn;
+	u64 root_txn; /* tag of its page */
+	u32 term;
+	u32 root_page;
+	u32 root_term;
+	u32 pad;
+	u64 pad1[4];
+};
+static_assert(sizeof(struct bfs_lsnap) == 64, "lsnap");
+
+struct bfs_lhost { /* the host file.  Writer: whoever is attached as this host */
+	u64 magic;
+	u32 version;
+	u32 bytes;
+	u8 uuid[16]; /* of the pool */
+	u64 incarnation;
+	u64 id;      /* random: of this file */
+	u64 boot;
+	u32 slot;
+	u32 epoch;   /* attachments that have used it */
+	u64 registration;
+	u32 pid;
+	u32 verify;
+	u64 suspect_ns;
+	u64 pool_bytes;
+	u32 coherent;
+	u32 pad0;
+	u64 pad1[3];
+	u64 seq;     /* snap[seq % 2] is the newest */
+	u64 pad2[7];
+	struct bfs_lsnap snap[2];
+	u8 pad3[BFS_PAGE - 320];
+};
+static_assert(sizeof(struct bfs_lhost) == 4096, "lhost");
+
+struct bfs_lreader {
+	u64 txn; /* of the snapshot in use + 1; 1: about to be announced; 0: free */
+	u64 pad[7];
+};
+static_assert(sizeof(struct bfs_lreader) == 64, "lreader");
+
+struct bfs_lheld {
+	u64 ino;
+	u64 word; /* granule address | (length - 1) << 40; 0: free */
+};
+static_assert(sizeof(struct bfs_lheld) == 16, "lheld");
+
+struct bfs_lres { /* a reservation.  Writer: whoever is attached as this host */
+	u64 ino;      /* of the file without a name whose pieces are reserved; 0: none.  Written last, cleared first */
+	u64 number;   /* what the process calls it: that of its request */
+	u64 ns;       /* namespace of the blocks to come */
+	u32 granules; /* of each piece */
+	u32 count;
+};
+static_assert(sizeof(struct bfs_lres) == 32, "lres");
+
+struct bfs_llease { /* a lease file.  Writer: the process that has its lock; res, and the first page but touch_pos and high: the daemon */
+	u64 magic;
+	u32 version;
+	u32 bytes;
+	u8 uuid[16];
+	u64 incarnation;
+	u64 host_id; /* id of the host file */
+	u32 pid;
+	u32 uid;
+	u64 made_ns;
+	u64 touch_pos; /* touches ever written */
+	u64 pad0[7];
+	u32 high;      /* entries of held from here on were never used */
+	u32 pad1[15];
+	u8 pad2[BFS_PAGE - 192];
+	struct bfs_lreader reader[BFS_LOCAL_READERS];
+	u8 pad3[BFS_PAGE - 64 * BFS_LOCAL_READERS];
+	struct bfs_lheld held[BFS_LOCAL_LEASES];
+	u64 touch[BFS_LOCAL_TOUCHES]; /* object slot | seconds << 32 */
+	struct bfs_lres res[BFS_LOCAL_RESERVATIONS];
+};
+static_assert(sizeof(struct bfs_llease) == 368640, "llease");
 
 /* touch ring entry: slot | coarse seconds << 32 */
 

@@ -230,11 +230,40 @@ static int by_place(const void *p, const void *q)
 	return a->fgran != b->fgran ? (a->fgran < b->fgran ? -1 : 1) : 0;
 }
 
-/* Chunks that data lies in, each once; n extents of the base, in order. */
+static u64 zero_sum(u64 len)
+{
+	static const u8 zeros[BFS_GRANULE];
+	XXH3_state_t *h = XXH3_createState();
+	if (!h) return 0;
+	XXH3_64bits_reset(h);
+	for (u64 m; len; len -= m) {
+		m = len < sizeof zeros ? len : sizeof zeros;
+		XXH3_64bits_update(h, zeros, m);
+	}
+	u64 sum = XXH3_64bits_digest(h);
+	XXH3_freeState(h);
+	return sum ? sum : 1;
+}
+
+/* Chunks that no data lies in, and whose sums say that there was some. */
+static u64 empty_chunks(struct ck *k, struct fk_sums *s, const struct map *x, size_t n, u64 *first)
+{
+	u64 per = k->sb.chunk_bytes / BFS_GRANULE, wrong = 0, want;
+	size_t j = 0;
+	for (u64 c = 0; c < s->o.nsums && !k->err; c++) {
+		u64 left = s->o.size - c * k->sb.chunk_bytes;
+		while (j < n && x[j].fgran + x[j].len <= c * per) j++;
+		if ((j < n && x[j].fgran < (c + 1) * per) || !fk_sum_at(k, s, c, &want) || !want) continue;
+		if (want != zero_sum(left < k->sb.chunk_bytes ? left : k->sb.chunk_bytes) && !wrong++) *first = c;
+	}
+	return wrong;
+}
+
+/* Each chunk once; n extents of the base, in order. */
 static void check_content(struct ck *k, struct fk_sums *s, const struct map *x, size_t n, u8 *buf, size_t size)
 {
 	static const u8 zeros[BFS_GRANULE];
-	u64 ino = ob_ino(&s->o), per = k->sb.chunk_bytes / BFS_GRANULE, done = 0, wrong = 0, first = 0, mapped = 0;
+	u64 ino = ob_ino(&s->o), per = k->sb.chunk_bytes / BFS_GRANULE, done = 0, wrong = 0, first = 0;
 	XXH3_state_t *h = XXH3_createState();
 	if (!h) {
 		k->err = -ENOMEM;
@@ -248,7 +277,6 @@ static void check_content(struct ck *k, struct fk_sums *s, const struct map *x, 
 			size_t e = j;
 			XXH3_64bits_reset(h);
 			bool ok = true;
-			mapped++;
 			while (at < end) {
 				while (e < n && (x[e].fgran + x[e].len) * BFS_GRANULE <= at) e++;
 				u64 lo = e < n ? x[e].fgran * BFS_GRANULE : end, m;
@@ -274,11 +302,14 @@ static void check_content(struct ck *k, struct fk_sums *s, const struct map *x, 
 		if (last + 1 > done) done = last + 1;
 	}
 	XXH3_freeState(h);
+	if (!wrong) wrong = empty_chunks(k, s, x, n, &first);
 	if (wrong) {
 		k->r->blocks_bad++;
 		fk_bad(k, "data", "%s: %llu of %u chunks have another content than was sealed, the first at byte %llu", PATH(k, ino), (ull)wrong, s->o.nsums, (ull)first * k->sb.chunk_bytes);
 	}
 }
+
+static bool has_sums(const struct bfs_obj *o) { return S_ISREG(o->mode) && o->nsums && o->state != BFS_ST_NEW && !(o->flags & BFS_OF_UNVERIFIED) && !(o->size >> 62); }
 
 void fk_check_data(struct ck *k)
 {
@@ -300,9 +331,16 @@ void fk_check_data(struct ck *k)
 		}
 		s->have = 0;
 		struct oi *oi = fk_oi_at(k, slot);
-		if (n && sound && oi && !oi->shared && fk_obj_again(k, slot, &s->o) && s->o.slot == slot && S_ISREG(s->o.mode) && s->o.nsums && s->o.state != BFS_ST_NEW && !(s->o.flags & BFS_OF_UNVERIFIED) && !(s->o.size >> 62))
+		if (n && sound && oi && !oi->shared && fk_obj_again(k, slot, &s->o) && s->o.slot == slot && has_sums(&s->o))
 			check_content(k, s, k->map.v + i, n, buf, SIZE);
 		for (i += n; i < k->map.n && k->map.v[i].slot == slot; i++) {} /* the overlay is nobody's yet */
+	}
+	for (size_t at = 0; at < k->oi.n && !k->err; at++) { /* all hole */
+		u32 slot = k->leaf.v[at / BFS_OBJS].index * BFS_OBJS + (u32)(at % BFS_OBJS);
+		const struct oi *i = &k->oi.v[at];
+		s->have = 0;
+		if (i->used && !i->mapped && !i->shared && i->fmt == S_IFREG >> 12 && fk_obj_again(k, slot, &s->o) && s->o.slot == slot && has_sums(&s->o) && s->o.nsums == fk_up(s->o.size, k->sb.chunk_bytes))
+			check_content(k, s, NULL, 0, buf, SIZE);
 	}
 	free(s);
 	free(buf);

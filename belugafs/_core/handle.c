@@ -75,13 +75,14 @@ int bfs_release(struct bfs *b, u64 fh)
 	/* who takes the id away is the one that releases */
 	if (!atomic_compare_exchange_strong(&h->id, &id, fh & ~0xffffffffull)) return -EBADF;
 	lk(b, &b->ilock);
-	if (h->flags & H_CLOSED) in->nclosed--;
+	if (w && !(h->flags & H_CLOSED)) in->nclosed++;
 	h->in = NULL;
 	h->next_free = b->handle_free;
 	b->handle_free = (u32)fh;
 	unlk(b, &b->ilock);
 	bfs_touch(b, in->ino); /* in use until now; and a candidate again, if eviction found it open */
 	if (w && b->back) bk_released(b, in);
-	in_put(b, in, w);
+	if (w) in_put_closed(b, in);
+	else in_put(b, in, false);
 	return 0;
 }

@@ -231,8 +231,7 @@ int ht_find_many(struct view *v, u64 dir, int kind, const void *keys, size_t kle
 				if (p[i].page - 1 < b->sb.meta_pages - 1) {
 					const u8 *pg = pg_addr(b, p[i].page);
 					__builtin_prefetch(&b->valid[p[i].page]);
-					__builtin_prefetch(pg);
-					__builtin_prefetch(pg + 64);
+					for (u32 off = 0; off < offsetof(struct bfs_bucket, off) + 80; off += BFS_LINE) __builtin_prefetch(pg + off);
 				}
 			}
 		} else {
@@ -244,7 +243,11 @@ int ht_find_many(struct view *v, u64 dir, int kind, const void *keys, size_t kle
 			if (!k[i]) continue;
 			u16 fp = fp_of(hash[i]);
 			for (u32 j = 0; j < k[i]->h.count && j < BFS_BUCKET_MAX; j++)
-				if (k[i]->fp[j] == fp) __builtin_prefetch(ent(k[i], j));
+				if (k[i]->fp[j] == fp) {
+					const u8 *e = (const void *)ent(k[i], j);
+					__builtin_prefetch(e);
+					__builtin_prefetch(e + sizeof(struct bfs_ent) + klen - 1);
+				}
 		}
 		for (int i = 0; i < m; i++) {
 			const u8 *key = kb + (size_t)(g + i) * klen;

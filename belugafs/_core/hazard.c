@@ -8,11 +8,13 @@
  * full fence on either side. */
 #include <stdlib.h>
 #include <sys/stat.h>
+#include "client.h"
 #include "file.h"
+#include "lease.h"
 
 #define NHAZ (sizeof ((struct bfs *)0)->hazard / sizeof ((struct bfs *)0)->hazard[0])
 
-static int still_has(struct view *v, u64 ino, u32 version, const struct bfs_extent *e, int n)
+int in_still_has(struct view *v, u64 ino, u32 version, const struct bfs_extent *e, int n)
 {
 	int rc = 0;
 	struct bfs_rec r;
@@ -32,6 +34,7 @@ int in_hazard(struct bfs *b, u64 ino, u32 version, const struct bfs_extent *e, i
 	u32 s;
 	int rc;
 	if (n < 1 || n > 64) return -EINVAL;
+	if (b->client) return cl_hazard(b, ino, version, e, n);
 	for (u32 k = 0;; k++) {
 		int none = 0;
 		s = (hint + k) % NHAZ;
@@ -44,7 +47,7 @@ int in_hazard(struct bfs *b, u64 ino, u32 version, const struct bfs_extent *e, i
 	mm_fence(b->m);
 	if (BFS_MUT(MUT_HAZARD_NO_CHECK) || BFS_MUT(MUT_HAZARD_OLD_SNAPSHOT)) return (int)s;
 	if (!(rc = rd_begin(b, &r))) {
-		rc = still_has(&r.v, ino, version, e, n);
+		rc = in_still_has(&r.v, ino, version, e, n);
 		rd_end(&r);
 	}
 	if (!rc) return (int)s;
@@ -54,6 +57,10 @@ int in_hazard(struct bfs *b, u64 ino, u32 version, const struct bfs_extent *e, i
 
 void in_hazard_end(struct bfs *b, int slot)
 {
+	if (b->client) {
+		cl_hazard_end(b, slot);
+		return;
+	}
 	atomic_store_explicit(&b->hazard[slot].n, 0, memory_order_release);
 	atomic_store_explicit(&b->hazard[slot].busy, 0, memory_order_release);
 }
@@ -86,8 +93,9 @@ static int announced(struct bfs *b, int (*f)(void *arg, u64 addr, u32 len), void
 		for (struct bfs_inode *in = b->ihash[i]; in; in = in->next)
 			for (int k = 0; k < in->next_ext && !rc; k++) {
 				const struct bfs_extent *e = &in->ext[k];
-				/* own extents that aren't published are freed by nobody else; a seal in doubt may be */
-				if (e->addr && (!e->overlay || in->sealing || in->frozen || in->reload || in->gone)) rc = f(arg, HELD_WORD(e->addr, e->len), e->len);
+				/* own extents that aren't published are freed by nobody else; a seal in doubt may be, and what was
+				 * abandoned may be evicted by whoever leads */
+				if (e->addr && (!e->overlay || in->sealing || in->frozen || in->reload || in->gone || in->state == BFS_ST_ABANDONED)) rc = f(arg, HELD_WORD(e->addr, e->len), e->len);
 			}
 	unlk(b, &b->ilock);
 	for (u32 s = 0; s < NHAZ; s++)
@@ -95,7 +103,7 @@ static int announced(struct bfs *b, int (*f)(void *arg, u64 addr, u32 len), void
 			u64 w = atomic_load_explicit(&b->hazard[s].w[i], memory_order_relaxed);
 			rc = f(arg, w, HELD_LEN(w));
 		}
-	return rc;
+	return rc ? rc : ls_held(b, f, arg);
 }
 
 struct words { u64 *w; u32 n, cap; };

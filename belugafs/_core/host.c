@@ -1,6 +1,7 @@
 /* This host among the others: what it has applied and still holds, heartbeat and suspicion,
  * the timer, the dead, attaching and leaving.  Rules 16, 18 to 23 of docs/protocol.md. */
 #include "lead.h"
+#include "lease.h"
 
 struct held {
 	struct bfs *b;
@@ -32,7 +33,8 @@ int bfs_apply_scan(struct bfs *b)
 	/* Readers check their hazard against ld_newest(): that is set, a fence passes, and only
 	 * then are the hazards read; who announced later sees this root. */
 	struct bfs_snap s = ld_newest(b);
-	mm_fence(b->m);
+	BFS_STEP(BFS_SAYS);
+	if (!BFS_MUT(MUT_SCAN_NO_FENCE)) mm_fence(b->m);
 	if (!BFS_MUT(MUT_SCAN_BEFORE_APPLY) && in_held(b, hold, h)) h->all = true;
 	u64 scan = atomic_fetch_add(&b->scan, 1) + 1;
 	u32 lines = (h->n + 5) / 6;
@@ -63,7 +65,8 @@ int ld_quar_limit(struct bfs *b, struct bfs_snap *lowest)
 		if (ok == 0 || (ok > 0 && id.w[4] != BFS_MNT_LIVE)) continue;
 		if (ok > 0 && root && root->host[s].state >= BFS_HOST_DEAD && root->host[s].incarnation == id.w[3]) continue;
 		if (BFS_MUT(MUT_SUSPECT_HOLD_IGNORED) && s != b->slot && !b->peer[s].live) continue;
-		bool good = false;
+		bool good = false, own = s == b->slot;
+		if (own) lk(b, &b->slock); /* another thread may scan: no look at half a list of our own */
 		for (int tries = 0; tries < 4 && !good; tries++) {
 			u32 n0 = b->nheld;
 			if (ld_line(b, s, BFS_L_APPLIED, &ap) <= 0 || ap.w[4] || ap.w[3] > BFS_HELD_LINES) continue;
@@ -75,6 +78,7 @@ int ld_quar_limit(struct bfs *b, struct bfs_snap *lowest)
 			}
 			if (!good) b->nheld = n0;
 		}
+		if (own) unlk(b, &b->slock);
 		struct bfs_snap a = {good ? (u32)ap.w[0] : 0, good ? ap.w[1] : 0, {0}};
 		if (snap_cmp(&a, lowest) < 0) *lowest = a;
 	}
@@ -86,7 +90,7 @@ bool ld_lease_ok(struct bfs *b)
 	struct bfs_snap best;
 	int rc = 0;
 	if (BFS_MUT(MUT_NO_LEASE_LOST)) return true;
-	if (ld_read_roots(b, &best, false)) return false;
+	if (ld_roots_now(b, &best)) return false;
 	/* the page may be one this host never met, and may be freed under us: pg_get's checks
 	 * make that an error, and an error means that the lease isn't proven */
 	const struct bfs_root *r = pg_get(b, best.root, BFS_PK_ROOT, &rc);
@@ -131,10 +135,22 @@ int bfs_reclaim(struct bfs *b)
 	return op_end(b, t, rc < 0 ? rc : 0);
 }
 
+/* Something may wait for what other processes have held at the last scan: they say nothing when they give it back. */
+static bool released(struct bfs *b)
+{
+	struct rd r;
+	if (!atomic_load_explicit(&b->nclients, memory_order_relaxed) || rd_begin(b, &r)) return false;
+	bool waits = r.v.root->granules_quar != 0;
+	rd_end(&r);
+	return waits;
+}
+
 int bfs_tick(struct bfs *b)
 {
 	static const u64 STAMPS_EVERY_NS = 5000000000ull;
 	int rc = 0;
+	ls_reap(b);
+	bool died = atomic_exchange(&b->rescan, false);
 	ld_beat(b);
 	lk(b, &b->wlock);
 	/* A leader without work would not notice that another one has taken over, and would show
@@ -143,7 +159,10 @@ int bfs_tick(struct bfs *b)
 	if (!atomic_load(&b->leader)) rc = ld_refresh(b);
 	unlk(b, &b->wlock);
 	struct bfs_snap s = ld_newest(b);
-	if (!b->o.readonly && s.root.page && snap_cmp(&s, &b->applied)) rc = bfs_apply_scan(b);
+	lk(b, &b->slock); /* a store into a full pool scans too */
+	bool behind = snap_cmp(&s, &b->applied) != 0;
+	unlk(b, &b->slock);
+	if (!b->o.readonly && s.root.page && (behind || died || released(b))) rc = bfs_apply_scan(b);
 	if (atomic_load(&b->leader)) {
 		ev_drain(b);
 		rc = bfs_reclaim(b);
@@ -158,7 +177,9 @@ int bfs_tick(struct bfs *b)
 		if (!rc) rc = ev_tick(b);
 		if (!rc) rc = bfs_headroom(b);
 	}
+	if (!atomic_load(&b->leader)) ev_pass_on(b);
 	fl_tick(b);
+	rv_tick(b);
 	return rc == -EAGAIN || rc == -EBUSY || rc == -ENOSPC ? 0 : rc; /* the next tick tries again */
 }
 
@@ -195,6 +216,11 @@ int ld_attach(struct bfs *b)
 	if (v0 > 0 && (v1 <= 0 || snap_cmp(&s0, &s1) > 0)) b->root_line = 0;
 	/* The newest own pin may be of what readers of other processes use: the next pin goes into
 	 * the other line, and covers less only after this host has no reader of before. */
+	struct bfs_snap p0, p1;
+	v0 = ld_line(b, b->slot, BFS_L_PIN_A, &l[0]), v1 = ld_line(b, b->slot, BFS_L_PIN_B, &l[1]);
+	p0 = (struct bfs_snap){(u32)l[0].w[2], l[0].w[3], {0}}, p1 = (struct bfs_snap){(u32)l[1].w[2], l[1].w[3], {0}};
+	if (v0 > 0 && (v1 <= 0 || snap_cmp(&p0, &p1) > 0 || (!snap_cmp(&p0, &p1) && tag_cmp((u32)l[0].w[0], l[0].w[1], (u32)l[1].w[0], l[1].w[1]) > 0))) b->pin_line = 0;
+	if (BFS_MUT(MUT_PIN_LINE_OLD)) b->pin_line ^= 1;
 	if (BFS_MUT(MUT_ROOT_CLEARED))
 		for (u32 k = 0; k < 2; k++) {
 			struct bfs_line z = {{0}, 0};
@@ -236,7 +262,7 @@ void ld_detach(struct bfs *b, bool clean)
 		lk(b, &b->wlock);
 		ld_stand_down(b);
 		/* no reader is left: the pins go */
-		for (u32 k = 0; k < 2; k++) ld_put_pin(b, (struct bfs_snap){0}, (struct bfs_snap){0});
+		for (u32 k = 0; k < 2 && !ls_live(b); k++) ld_put_pin(b, (struct bfs_snap){0}, (struct bfs_snap){0});
 		mm_pool_fence(b->m, host_line(b, b->slot, BFS_L_PIN_A), 2 * BFS_LINE);
 		unlk(b, &b->wlock);
 	}

@@ -61,7 +61,7 @@ void in_destroy(struct bfs *b, struct bfs_inode *in)
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
-static u32 bucket(struct bfs *b, u64 ino) { return (u32)((ino * 0x9E3779B97F4A7C15ull) >> 40) & (b->ihash_size - 1); }
+static u32 bucket(struct bfs *b, u64 ino) { return (u32)((ino * 0x9E3779B97F4A7C15ull) >> 40) & (b->ihash_size - 1); } /* of at most 2^24 */
 
 struct bfs_inode *in_find(struct bfs *b, u64 ino)
 {
@@ -71,11 +71,30 @@ struct bfs_inode *in_find(struct bfs *b, u64 ino)
 	return NULL;
 }
 
-static void insert(struct bfs *b, struct bfs_inode *in)
+static void link_in(struct bfs *b, struct bfs_inode *in)
 {
 	struct bfs_inode **p = &b->ihash[bucket(b, in->ino)];
 	in->next = *p;
 	*p = in;
+}
+
+/* ilock is held.  Hundreds of thousands of files may be open: the chains stay short. */
+static void insert(struct bfs *b, struct bfs_inode *in)
+{
+	u32 old = b->ihash_size;
+	struct bfs_inode **was = b->ihash, **n;
+	if (b->nihash >= old && old < 1u << 22 && (n = xalloc(b, 2 * (size_t)old * sizeof *n))) {
+		b->ihash = n, b->ihash_size = 2 * old;
+		for (u32 i = 0; i < old; i++)
+			while (was[i]) {
+				struct bfs_inode *x = was[i];
+				was[i] = x->next;
+				link_in(b, x);
+			}
+		xfree(b, was);
+	}
+	link_in(b, in);
+	b->nihash++;
 }
 
 static void removed(struct bfs *b, struct bfs_inode *in)
@@ -83,6 +102,7 @@ static void removed(struct bfs *b, struct bfs_inode *in)
 	for (struct bfs_inode **p = &b->ihash[bucket(b, in->ino)]; *p; p = &(*p)->next)
 		if (*p == in) {
 			*p = in->next;
+			b->nihash--;
 			break;
 		}
 	if (in->in_batch) b->nbatch--;
@@ -120,7 +140,7 @@ bool in_evict_begin(struct bfs *b, u64 ino)
 	lk(b, &b->ilock);
 	struct bfs_inode *in = in_find(b, ino);
 	if (in) {
-		in->wanted = true;
+		in->wanted = in->skipped = true;
 		ok = false;
 	} else if (b->ihash) {
 		if (2 * b->nevicting >= b->evicting_cap) {
@@ -182,13 +202,14 @@ static int join_table(struct bfs *b, u64 ino, const struct bfs_obj *o, bool writ
 	return rc;
 }
 
-static void drop_ref(struct bfs *b, struct bfs_inode *in, bool write) /* ilock is held, and given back */
+static void drop_ref(struct bfs *b, struct bfs_inode *in, bool write, bool closed) /* ilock is held, and given back */
 {
-	in->writers -= write;
-	bool last = !--in->opens && !in->deferred && !in->orphan_wait && !in->settling;
+	in->writers -= write, in->nclosed -= closed;
+	bool last = !--in->opens && !in->deferred && !in->orphan_wait && !in->settling, skipped = last && in->skipped;
 	if (last) removed(b, in);
 	unlk(b, &b->ilock);
 	if (write) atomic_fetch_sub(&b->nwriting, 1);
+	if (skipped) ev_regrade(b, INO_SLOT(in->ino)); /* also one that eviction has looked at since the release began */
 	if (last) in_destroy(b, in);
 }
 
@@ -218,7 +239,7 @@ int in_check(struct bfs *b, struct bfs_inode *in)
 	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
 	lk(b, &b->ilock);
 	/* what this host has made of it since is right by itself */
-	if (in->sealing || in->state != BFS_ST_SEALED) rc = 0;
+	if (in->sealing || !in_sealed(in)) rc = 0;
 	else if (o && (o->version != in->version || may_open(&r.v, o, false))) rc = -ESTALE;
 	if (rc) in->stale = true;
 	else atomic_store(&in->checked, true);
@@ -233,6 +254,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 	struct rd r;
 	int rc;
 	if (write && b->o.readonly) return -EROFS;
+	if (b->client) return -EOPNOTSUPP; /* it has no table of open files */
 	for (int tries = 0; tries < 8; tries++) {
 		if ((rc = rd_begin(b, &r))) return rc;
 		in = *out = NULL;
@@ -254,7 +276,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
 		if ((*out)->frozen) sl_learn(b, *out);
 		if (!(rc = in_check(b, *out))) return 0;
 		lk(b, &b->ilock);
-		drop_ref(b, *out, write);
+		drop_ref(b, *out, write, false);
 		if (rc != -ESTALE) return rc;
 	}
 	return rc;
@@ -264,7 +286,7 @@ int in_get(struct bfs *b, u64 ino, bool write, struct bfs_inode **out)
  * open which comes meanwhile finds the inode and not a half-done tree.  It goes only if
  * nothing came in that time: no other open, and no unlink, which leaves a file that it
  * finds in the table to whoever releases it last (wanted). */
-void in_put(struct bfs *b, struct bfs_inode *in, bool write)
+static void put(struct bfs *b, struct bfs_inode *in, bool write, bool closed)
 {
 	for (;;) {
 		lk(b, &b->ilock);
@@ -275,11 +297,24 @@ void in_put(struct bfs *b, struct bfs_inode *in, bool write)
 		if (last) sl_last(b, in, wanted);
 		lk(b, &b->ilock);
 		if (!last || (in->uses == uses && !in->wanted)) {
-			drop_ref(b, in, write);
+			drop_ref(b, in, write, closed);
 			return;
 		}
 		unlk(b, &b->ilock);
 	}
+}
+void in_put(struct bfs *b, struct bfs_inode *in, bool write) { put(b, in, write, false); }
+void in_put_closed(struct bfs *b, struct bfs_inode *in) { put(b, in, true, true); }
+
+void in_unlinked(struct bfs *b, u64 ino)
+{
+	if (!b->back || !ino || in_batch(b)) return;
+	lk(b, &b->ilock);
+	struct bfs_inode *in = in_find(b, ino);
+	if (in && (in->opens || !in->settling || in->dying)) in = NULL;
+	if (in) in->opens++, in->uses++;
+	unlk(b, &b->ilock);
+	if (in) in_put(b, in, false);
 }
 
 int in_insert_new(struct bfs *b, struct bfs_inode *in)
@@ -409,5 +444,5 @@ void in_detach(struct bfs *b)
 	xfree(b, b->rows_used);
 	xfree(b, b->rowseq);
 	xfree(b, b->evicting);
-	b->ihash = NULL, b->ihash_size = 0, b->evicting = NULL;
+	b->ihash = NULL, b->ihash_size = b->nihash = 0, b->evicting = NULL;
 }

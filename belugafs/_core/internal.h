@@ -5,9 +5,12 @@
  *   page.c   metadata pages: validated reads, copy on write, free, reuse
  *   radix.c hash.c btree.c   tables in the tree
  *   object.c slots; name.c look-ups and entries, name_make.c name_move.c name_list.c what is done by
- *   name, name_syn.c prefix directories of block namespaces   (name.h); xattr.c; block.c native blocks
+ *   name, name_syn.c prefix directories of block namespaces   name_keys.c many of these at once (name.h); xattr.c; block.c native blocks
  *   alloc.c  regions, extents, quarantine, watermarks; recency.c touch rings, stamps; evict.c who goes
  *   next; reap.c directories that eviction emptied     (evict.h)
+ *   lease.c  processes of this host that read in place, as the daemon sees them (lease.h); client.c one of
+ *   these processes, client_connect.c, client_write.c, client_populate.c (client.h)
+ *   reserve.c reserve_commit.c room for blocks that others store into; reserve_client.c whose it is, across daemons
  *   inode.c  objects that are open on this host; map.c their maps; handle.c; hazard.c what is being read
  *   file.c create and close, file_read.c, file_overlay.c, file_write.c, file_size.c; row.c;
  *   seal.c, seal_close.c, seal_recover.c               (file.h)
@@ -42,6 +45,9 @@ struct view {
 	struct txn *t;
 };
 
+/* Which of the last free pages: none of the reserve; what gives pages back; a leader's duties, reuse among them. */
+enum pg_use { PG_ANY, PG_FREEING, PG_DUTY };
+
 struct txn {
 	struct bfs *b;
 	u32 term;
@@ -58,7 +64,7 @@ struct txn {
 	u64 *undo_bits;        /* reserved for alloc.c: nothing of the pool's state lives in memory only */
 	int poison;            /* first error after which only an abort is right (-ENOSPC, -EIO) */
 	bool changed;          /* something was written beside the root */
-	bool internal;         /* lead duties: may use the reserve of pages */
+	enum pg_use use;       /* which free pages it may take */
 	u64 keep;              /* a directory that an entry is being made in: not reaped */
 	u32 direct;            /* runs of bfs.dgrant that this transaction stores data in */
 	struct view v;         /* this transaction as a view */
@@ -71,6 +77,7 @@ int bfs_fail(struct bfs *b, int rc, const char *fmt, ...) __attribute__((format(
 
 int sp_check(const struct bfs_super *s, u64 size_bytes); /* super.c: one copy; bfs_errmsg() says what is wrong */
 u64 sp_csum(const struct bfs_super *s);
+void sp_heights(struct bfs *b); /* what follows from b->sb */
 
 /* ---- page.c --------------------------------------------------------------------- */
 /* NULL: *rc (negative errno) says why.  A returned page has been checked (tag, own number,
@@ -87,6 +94,10 @@ void pg_confirmed(struct txn *t);
 int pg_reuse(struct txn *t);                              /* step 14: log -> map bits */
 int pg_fill(struct bfs *b, u64 chunks, bool add);         /* free pages of the confirmed root in these chunks -> memory */
 int pg_count_free(struct bfs *b, u32 chunk);
+u32 pg_reserve(const struct bfs *b);
+u32 pg_enough(const struct bfs *b); /* the reserve, and what an ordinary transaction takes */
+/* A transaction that frees many things at a time ends here, and another one goes on: free pages are few. */
+bool pg_few(const struct txn *t);
 int pg_attach(struct bfs *b);
 void pg_detach(struct bfs *b);
 
@@ -129,6 +140,7 @@ int ld_attach(struct bfs *b);
 void ld_detach(struct bfs *b, bool clean);
 struct bfs_snap ld_newest(struct bfs *b);  /* newest applied snapshot of this host */
 int op_begin(struct bfs *b, struct txn **t);
+int op_begin_room(struct bfs *b, struct txn **t); /* for what makes something: where no page is free, blocks go first */
 int op_end(struct bfs *b, struct txn *t, int rc);
 
 /* ---- radix.c ------------------------------------------------------------------------- */
@@ -173,6 +185,8 @@ int bt_seek_last(struct view *v, struct bfs_key k, struct bfs_rec *r);/* last re
 int bt_range(struct view *v, struct bfs_key k, struct bfs_rec *r, int max);
 int bt_put(struct txn *t, const struct bfs_rec *r);                   /* insert or replace */
 int bt_del(struct txn *t, struct bfs_key k);                          /* 0, -ENOENT */
+int bt_del_range(struct txn *t, struct bfs_key k, struct bfs_key end); /* those in [k, end); how many */
+struct bfs_rec *bt_edit(struct txn *t, struct bfs_key k);             /* x and y may be changed, until the tree is; NULL: there is none, or t->poison */
 
 /* ---- object.c ------------------------------------------------------------------------------ */
 #define INO(slot, gen) ((u64)(gen) << 32 | (slot))
@@ -243,6 +257,9 @@ void al_detach(struct bfs *b);
  * none could be begun), so it comes first, and what was read before is read again.  In a batch: -ENOSPC. */
 int al_alloc_room(struct bfs *b, struct txn **t, u64 n, u64 ino, struct extent *e, int max);
 /* Free granules right behind an extent granted to ino are added to it: how many, least to more of them, or 0. */
+/* Up to count extents of n granules each, one behind the other from addr on, in a region that has their class: e[]; how many
+ * there is room for.  Nothing goes for them.  0 also with t->poison. */
+u32 al_alloc_run(struct txn *t, u64 addr, u32 n, u32 count, u64 ino, struct extent *e);
 u32 al_grow(struct txn *t, u64 addr, u32 len, u32 least, u32 more, u64 ino);
 int al_bad(struct txn *t, u64 addr, u64 ino); /* a granule of ino that answered with an error: never used again */
 void al_txn_end(struct bfs *b, bool committed); /* by fl_txn_end */
@@ -254,6 +271,7 @@ void al_txn_end(struct bfs *b, bool committed); /* by fl_txn_end */
 
 /* ---- recency.c, evict.c, reap.c (evict.h) -------------------------------------------------------- */
 int ev_make_room(struct txn *t, u64 granules); /* evicts; freed extents need a commit and a scan before use */
+void ev_pass_on(struct bfs *b);                /* what processes that read in place have used -> own touch ring */
 int ev_drain(struct bfs *b);                   /* touch rings -> stamps in memory */
 int ev_store(struct txn *t);                   /* stamps -> tree, a part of them */
 bool ev_unstored(struct bfs *b);               /* there are more */
@@ -263,6 +281,7 @@ u32 ev_stamp(struct bfs *b, u32 slot);
 int ev_empty_region(struct txn *t, u32 n);     /* evicts all of one region (room for n in one piece); granules, 0: none can be */
 int ev_make_slots(struct txn *t);              /* directories that eviction emptied go for their slots, else blocks: as few as are needed; how many */
 void ev_admit(struct bfs *b, u32 slot, bool abandoned); /* counts as used now; abandoned: first to go */
+void ev_admit_many(struct bfs *b, const u64 *inodes, u32 n); /* the same of blocks that were made together; 0: none */
 void ev_forget(struct bfs *b, u32 slot);       /* the object is gone: what comes next has its own recency */
 void ev_pins_changed(struct bfs *b);           /* or a directory has moved, below another pin */
 /* a path leads through it, or it is listed: not reaped soon.  true: it was one that might have been, look again */
@@ -299,6 +318,7 @@ struct bfs_inode {
 	bool lost;              /* another host has published the name: the own ones go, as soon as they can */
 	_Atomic(bool) reload;   /* the tree is read again before anything else (unknown outcome, dropped batch) */
 	bool wanted;            /* under ilock: somebody would have freed it, and leaves that to the last release */
+	bool skipped;           /* under ilock: eviction has found it in use */
 	bool in_batch;          /* under ilock: changed by the running batch */
 	_Atomic(bool) orphan_wait; /* freeing an orphan has failed, to be done by fl_tick */
 	u32 uses;               /* under ilock: references ever taken */
@@ -325,22 +345,48 @@ struct bfs_inode {
 	int nnew_ext;
 	u8 seal_flags;
 	bool unverified;        /* this seal can't vouch for the content */
-	bool killed;            /* its writer was: never sealed */
+	bool killed;            /* its writer was, or data that was taken is lost: never sealed */
+	int late;               /* error of a store whose caller had been answered: for the next flush or fsync */
 	bool nameless;          /* under ilock: made without a name, and may get one */
+	u32 piece, npieces;     /* a reservation: granules of each of its blocks, and how many (reserve.c) */
+	u64 piece_ns;           /* and their namespace */
 	u8 as;                  /* owner + 1 whose overlay is seen: this host, or one that is recovered */
 	/* directory pools (backing.h) */
 	_Atomic(int) rfd, wfd;  /* of the backing file, -1: not open */
 	bool foreign;           /* others than the daemon may be storing into it */
 	bool foreign_creator;   /* only who made it */
-	bool reopened;          /* again, before it was known who has stored */
+	bool reopened;          /* again, before it was known who has stored; nobody waits for that any more */
+	bool named;             /* under ilock: has got another name meanwhile */
+	u32 pending;            /* under ilock: writers that haven't got at it yet */
+	struct bk_mark *mark;   /* what must still be there for it to be one that was only added to; under lock */
 	bool settling;          /* under ilock: stays in the table until they are gone */
+	u64 settling_ns;        /* since then */
+	u64 refused_ns;         /* when it was last found that somebody has it still */
+	u64 room_from, room_end; /* bytes between them have their pages: fallocate; under lock */
 	i64 fmtime_ns, sync_ns; /* of the backing file as last seen; at the last fsync */
 	u64 sync_size;          /* at the last fsync */
-	u64 expect, had;        /* granules that it may get; that it had at the last look */
-	struct bfs_inode *wnext;/* under ilock: list of foreign ones */
+	struct bfs_inode *wnext, **wat; /* under ilock: list of foreign ones; what points to this one, NULL: isn't in it */
+	u64 expect, had;        /* granules that it may get; that it had at the last look.  This and the rest under ilock */
+	u64 promise;            /* that are kept empty for it */
+	u64 grown_ns;           /* when it was last seen to have got some */
+	bool granted;           /* stores don't pass by the daemon, and are watched */
+	bool unsure;            /* that this is all: nothing is known of its directory, or it has outgrown what was */
+	bool outgrown;
 	u64 scratch;            /* extent that a compacted copy is in, 0 none */
 };
 struct bfs_handle { _Atomic(u64) id; struct bfs_inode *in; int flags; u32 next_free; u64 user[2]; };
+
+/* reserve_client.c: reservations of the processes that read and write in place as this host. */
+int rv_load(struct bfs *b);             /* before a recovery: those of processes that live, as their lease files have them */
+bool rv_keeps(struct bfs *b, u64 ino);   /* is this orphan one of them? */
+int rs_places(struct bfs *b, u64 fh, u64 *off); /* reserve.c: where its pieces are, as bfs_reserve_blocks said; 0: committed */
+int rv_open(struct bfs *b);              /* after it */
+void rv_tick(struct bfs *b);             /* those of the dead are given back; no lock held */
+void rv_detach(struct bfs *b);
+/* One more; off as of bfs_reserve_blocks.  number: the process's name for it; again: it may be there already. */
+int rv_reserve(struct bfs *b, u64 client, u64 number, bool again, u64 ns, u32 n, u64 size_bytes, u64 *off);
+int rv_commit(struct bfs *b, u64 client, u64 number, bool again, struct bfs_commit *c, u32 n);
+int rv_release(struct bfs *b, u64 client, u64 number); /* what isn't committed is free again; 0 also if there is none */
 
 struct bfs_inode *in_find(struct bfs *b, u64 ino);             /* not counted; under ilock */
 bool in_is_open(struct bfs *b, u64 ino);
@@ -354,6 +400,7 @@ int in_held(struct bfs *b, int (*add)(void *arg, u64 addr, u32 len), void *arg);
 /* Eviction: false when open here; otherwise opens of ino fail with -ENOENT until the end. */
 bool in_evict_begin(struct bfs *b, u64 ino);
 void in_evict_end(struct bfs *b);
+void in_unlinked(struct bfs *b, u64 ino); /* an acknowledged transaction has taken a name: of one that nobody has open, and that isn't settled, nothing is waited for */
 int sl_seal(struct txn *t, struct bfs_inode *in);              /* seal.c: inside a transaction */
 int sl_recover(struct bfs *b);                                 /* own rows and unsealed objects after a crash */
 int sl_pending(struct bfs *b);                                 /* 1: a crash left something in the own slot; rows are read */
@@ -366,9 +413,10 @@ int sl_named(struct bfs *b, struct bfs_inode *in, int rc);
  * applied root that they are its (rule 16).  Slot for in_hazard_end, or -ESTALE: look the name up again. */
 int in_hazard(struct bfs *b, u64 ino, u32 version, const struct bfs_extent *e, int n);
 void in_hazard_end(struct bfs *b, int slot);
+int in_still_has(struct view *v, u64 ino, u32 version, const struct bfs_extent *e, int n); /* 0, -ESTALE */
 /* Bytes of a published object without opening it (block_get): hazard, checksums and all, as bfs_read. */
 ssize_t fl_read_ino(struct bfs *b, u64 ino, u64 off, void *buf, size_t len);
-static inline u64 fl_sum(const void *p, size_t n) { u64 h = bfs_xxh(p, n, 0); return h ? h : 1; } /* of a chunk */
+static inline u64 fl_sum(const void *p, size_t n) { u64 h = bfs_sum(p, n); return h ? h : 1; } /* of a chunk */
 /* In the transaction that makes a NEW object: OPEN record, overlay of the n extents granted to it, open inode and
  * handle.  After op_end the handle is used or, when that failed, released like any other. */
 int fl_new(struct txn *t, u64 ino, const struct extent *e, int n, int flags, u64 *fh);
@@ -407,16 +455,21 @@ struct bfs {
 	u64 dgrant[4];          /* runs of data regions that may be written before their transaction is confirmed */
 	u32 dgrant_next;
 
-	/* snapshot for readers: seqlock over snap */
-	_Atomic(u64) snap_seq;
-	struct bfs_snap snap;
+	/* what this host has applied, for its readers: in the host file, or in own when there is none (lease.c) */
+	struct bfs_lhost *lhost, own;
+	struct share *share;    /* host file and lease files; NULL: no other process reads as this host */
+	struct bfc *client;     /* this one only reads, as a process of a host that another one is (client.c) */
+	_Atomic(u32) nclients;
+	int local_error;
+	_Atomic(bool) rescan;   /* one of them has gone since the last scan */
+	struct { pthread_mutex_t mx; struct reservation *a; _Atomic(u32) n; u32 cap; _Atomic(bool) died; _Atomic(u64) granules; } rv; /* what they have reserved (reserve_client.c) */
 	_Atomic(u64) readers[BFS_READERS]; /* 0 free; else txn of the snapshot in use + 1 (see pin.c) */
 	struct { u64 txn; u32 term; } past[64]; /* terms of the snapshots of late, by txn % 64 */
 	u64 stamps_ns;          /* recency was last written into the tree */
 	u64 reuse_tried;        /* conf.txn at the last scan that freed nothing */
 	u64 *held;              /* held addresses of all slots as last read, 0-terminated */
 	u32 nheld;
-	pthread_mutex_t slock;  /* one apply_scan at a time */
+	pthread_mutex_t slock;  /* one apply_scan at a time, and what it stores into the registers */
 
 	/* page.c */
 	_Atomic(u64) *valid; /* tag this host last validated, by page */
@@ -426,7 +479,7 @@ struct bfs {
 	/* inode.c */
 	pthread_mutex_t ilock;
 	struct bfs_inode **ihash;
-	u32 ihash_size;
+	u32 ihash_size, nihash;
 	_Atomic(struct bfs_handle *) hchunk[256]; /* 4096 handles each, never moved */
 	u32 nhandles, handle_free;
 	u32 nbatch;          /* inodes with in_batch */
@@ -450,7 +503,7 @@ struct bfs {
 	struct bfs_snap applied;
 
 	/* other hosts as this one sees them (suspicion), host.c */
-	struct { u64 heart, since_ns; bool live; } peer[BFS_HOSTS_MAX];
+	struct { u64 heart, since_ns; _Atomic(bool) live; } peer[BFS_HOSTS_MAX];
 
 	u8 *verified;      /* bit per granule: chunk starting there was verified */
 	_Atomic(u32) *vtag;/* by slot: (gen, version) the bits belong to */

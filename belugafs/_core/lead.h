@@ -18,6 +18,9 @@ int ld_line_retry(struct bfs *b, u32 slot, u32 index, struct bfs_line *l, bool s
 /* both lines of a pair; ok: 1 valid, 0 absent, -1 damaged, each */
 void ld_pair(struct bfs *b, u32 slot, u32 at0, u32 at1, struct bfs_line l[2], int ok[2], bool stale);
 int ld_read_roots(struct bfs *b, struct bfs_snap *best, bool stale);
+/* The highest of those that were published before: as fresh as ld_roots, with one fence for all lines where memory is coherent: a
+ * line that is stored over meanwhile holds a later one, or is torn, and then read again. */
+int ld_roots_now(struct bfs *b, struct bfs_snap *best);
 int ld_get_grant(struct bfs *b, u32 slot, struct bfs_line *l, int *which);
 void ld_put_grant(struct bfs *b, u64 chunks);
 u64 ld_claims(struct bfs *b, bool own);

@@ -97,6 +97,12 @@ int ld_read_roots(struct bfs *b, struct bfs_snap *best, bool stale)
 	return best->root.page ? 0 : bfs_fail(b, -EIO, "no valid root in any host slot; the pool is damaged");
 }
 
+int ld_roots_now(struct bfs *b, struct bfs_snap *best)
+{
+	mm_fence(b->m);
+	return ld_read_roots(b, best, b->m->coherent);
+}
+
 int ld_roots(struct bfs *b, struct bfs_snap *best) { return ld_read_roots(b, best, false); }
 
 /* A claim, like a grant, must not be missing while the next one is being stored over it:

@@ -74,6 +74,19 @@ int mp_set(struct bfs *b, struct bfs_inode *in, u64 fg, u64 len, u64 addr, u32 o
 	return rc;
 }
 
+void mp_drop_pieces(struct bfs *b, struct bfs_inode *in, const u64 *bits, u64 from, u64 to)
+{
+	lk(b, &b->ilock);
+	int i = mp_at(in, from * in->piece), n = i;
+	for (; i < in->next_ext && in->ext[i].file_granule < to * in->piece; i++) {
+		u64 piece = in->ext[i].file_granule / in->piece;
+		if (!(bits[piece / 64] >> piece % 64 & 1)) in->ext[n++] = in->ext[i];
+	}
+	memmove(in->ext + n, in->ext + i, (size_t)(in->next_ext - i) * sizeof *in->ext);
+	in->next_ext -= i - n;
+	unlk(b, &b->ilock);
+}
+
 /* ---- loading ------------------------------------------------------------------------------ */
 struct list { struct bfs_extent *e; int n, cap; };
 static int list_add(struct bfs *b, struct list *l, struct bfs_extent e)

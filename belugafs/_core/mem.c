@@ -1,23 +1,24 @@
 /* The verbs on real memory, guarded copies, checksums. */
 #define _GNU_SOURCE
 #include "mem.h"
+#include <sys/mman.h>
 
-#include <errno.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
 #include <xxhash.h>
+#include "bfk.h"
+#include "guard.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
 
-u64 bfs_xxh(const void *p, size_t n, u64 seed) { return XXH3_64bits_withSeed(p, n, seed); }
+/* Lines and keys inline; a page is long enough for wide registers to be worth the call. */
+u64 bfs_xxh(const void *p, size_t n, u64 seed) { return n < 1024 ? XXH3_64bits_withSeed(p, n, seed) : bfk_loops()->sum_seeded(p, n, seed); }
+u64 bfs_sum(const void *p, size_t n) { return bfk_loops()->sum(p, n); }
 
 void bfs_line_seal(struct bfs_line *l, u64 incarnation, u32 slot, u32 index)
 {
@@ -27,10 +28,8 @@ void bfs_line_seal(struct bfs_line *l, u64 incarnation, u32 slot, u32 index)
 
 int bfs_line_check(const struct bfs_line *l, u64 incarnation, u32 slot, u32 index)
 {
+	if (!(l->csum | l->w[0] | l->w[1] | l->w[2] | l->w[3] | l->w[4] | l->w[5] | l->w[6])) return 0;
 	struct bfs_line c = *l;
-	u64 any = c.csum;
-	for (int i = 0; i < 7; i++) any |= c.w[i];
-	if (!any) return 0;
 	bfs_line_seal(&c, incarnation, slot, index);
 	return c.csum == l->csum ? 1 : -1;
 }
@@ -49,42 +48,8 @@ void mm_pool_fence(struct bfs_mem *m, const void *p, size_t n)
 	mm_fence(m);
 }
 
-/* ---- guarded copies ------------------------------------------------------------
- * A pool page can vanish (sparse file on a full tmpfs, truncated file) or be poisoned
- * (media): the access raises SIGBUS.  The copy notes a jump buffer of its thread; the
- * handler jumps there, and passes on every signal that no copy of ours raised. */
-static __thread sigjmp_buf *guard;
-static struct sigaction old_bus, old_segv;
-
-static void on_fault(int sig, siginfo_t *si, void *uc)
-{
-	if (guard) siglongjmp(*guard, 1);
-	struct sigaction *o = sig == SIGBUS ? &old_bus : &old_segv;
-	if (o->sa_flags & SA_SIGINFO) {
-		o->sa_sigaction(sig, si, uc);
-	} else if (o->sa_handler != SIG_DFL && o->sa_handler != SIG_IGN) {
-		o->sa_handler(sig);
-	} else { /* fault again with the default action: a core dump at the right place */
-		sigaction(sig, o, NULL);
-	}
-}
-
-static void guard_install(void)
-{
-	struct sigaction sa;
-	memset(&sa, 0, sizeof sa);
-	sa.sa_sigaction = on_fault;
-	sa.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-	sigemptyset(&sa.sa_mask);
-	sigaction(SIGBUS, &sa, &old_bus);
-	sigaction(SIGSEGV, &sa, &old_segv);
-}
-
-void bfs_guard_install(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, guard_install);
-}
+/* ---- guarded copies ------------------------------------------------------------ */
+void bfs_guard_install(void) { bfk_guard_install(); }
 
 #if defined(__x86_64__)
 static void nt_copy(void *dst, const void *src, size_t n)
@@ -118,32 +83,57 @@ static void nt_copy(void *dst, const void *src, size_t n) { memcpy(dst, src, n);
 
 int bfs_guarded_copy(void *dst, const void *src, size_t n, bool nontemporal)
 {
-	sigjmp_buf here, *outer = guard;
-	if (sigsetjmp(here, 0)) {
-		guard = outer;
-		return -EIO;
-	}
-	guard = &here;
-	atomic_signal_fence(memory_order_seq_cst);
-	if (nontemporal) nt_copy(dst, src, n);
-	else memcpy(dst, src, n);
-	atomic_signal_fence(memory_order_seq_cst);
-	guard = outer;
+	BFK_GUARDED(if (nontemporal) nt_copy(dst, src, n); else memcpy(dst, src, n));
 	return 0;
 }
 
 int bfs_guarded_zero(void *dst, size_t n)
 {
-	sigjmp_buf here, *outer = guard;
-	if (sigsetjmp(here, 0)) {
-		guard = outer;
-		return -EIO;
+	BFK_GUARDED(memset(dst, 0, n));
+	return 0;
+}
+
+int bfs_guarded_words(u64 *dst, const u64 *src, size_t n)
+{
+	BFK_GUARDED(for (size_t i = 0; i < n; i++) dst[i] = __atomic_load_n(src + i, __ATOMIC_ACQUIRE));
+	return 0;
+}
+
+int bfs_guarded_sum(const void *p, size_t n, u64 *sum)
+{
+	BFK_GUARDED(*sum = bfs_sum(p, n));
+	return 0;
+}
+
+int bfs_guarded_probe(const void *p, size_t n)
+{
+	const volatile u8 *q = p;
+	BFK_GUARDED(for (size_t i = 0; i < n; i += BFS_GRANULE - (uintptr_t)(q + i) % BFS_GRANULE) (void)q[i]);
+	return 0;
+}
+
+/* In steps that the first-level cache holds, so that memory is read once.  The sum is of what was
+ * read, and what was stored was read a moment before: a caller that changes it in between gets a
+ * block that fails its verification, which is a miss. */
+static u64 copy_sum(u8 *d, const u8 *s, size_t n, bool nontemporal)
+{
+	enum { STEP = 8 << 10 };
+	const struct bfk_loops *loops = bfk_loops();
+	_Alignas(64) u8 state[BFK_SUM_STATE];
+	loops->sum_begin(state);
+	for (size_t at = 0, m; at < n; at += m) {
+		m = STEP - (uintptr_t)(d + at) % BFS_LINE; /* half lines can't go around the cache */
+		if (m > n - at) m = n - at;
+		if (nontemporal) nt_copy(d + at, s + at, m);
+		else loops->stream(d + at, s + at, m);
+		loops->sum_add(state, s + at, m);
 	}
-	guard = &here;
-	atomic_signal_fence(memory_order_seq_cst);
-	memset(dst, 0, n);
-	atomic_signal_fence(memory_order_seq_cst);
-	guard = outer;
+	return loops->sum_end(state);
+}
+
+int bfs_guarded_copy_sum(void *dst, const void *src, size_t n, bool nontemporal, u64 *sum)
+{
+	BFK_GUARDED(*sum = copy_sum(dst, src, n, nontemporal));
 	return 0;
 }
 
@@ -169,7 +159,16 @@ static void env_pause(struct bfs_mem *m, u64 ns)
 	(void)m;
 	nanosleep(&t, NULL);
 }
-static void *env_alloc(struct bfs_mem *m, size_t n) { (void)m; return calloc(1, n ? n : 1); }
+/* What is looked up at random in a large table misses the processor's own tables for each page of it. */
+static void *env_alloc(struct bfs_mem *m, size_t n)
+{
+	enum { LARGE = 4 << 20, PAGE = 2 << 20 };
+	(void)m;
+	u8 *p = calloc(1, n ? n : 1);
+	u8 *from = (u8 *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+	if (p && n >= LARGE) madvise(from, (size_t)(p + n - from) / PAGE * PAGE, MADV_HUGEPAGE); /* a wish */
+	return p;
+}
 static void env_free(struct bfs_mem *m, void *p) { (void)m; free(p); }
 
 /* ---- coherent: one host, or hardware coherence.  A fence is a full fence, since the
@@ -188,10 +187,13 @@ static void co_fence(struct bfs_mem *m)
 static int co_in(struct bfs_mem *m, void *d, const void *s, size_t n) { (void)m; return bfs_guarded_copy(d, s, n, false); }
 static int co_out(struct bfs_mem *m, void *d, const void *s, size_t n) { (void)m; return bfs_guarded_copy(d, s, n, false); }
 static int co_zero(struct bfs_mem *m, void *d, size_t n) { (void)m; return bfs_guarded_zero(d, n); }
+/* Around the cache, too: who stores a block isn't who reads it next, and plain stores first read every line
+ * that they fill. */
+static int co_in_sum(struct bfs_mem *m, void *d, const void *s, size_t n, u64 *sum) { (void)m; return bfs_guarded_copy_sum(d, s, n, false, sum); }
 
 const struct bfs_mem_ops bfs_ops_coherent = {
 	.name = "coherent", .store = co_store, .inval = co_none, .flush = co_none, .fence = co_fence,
-	.copy_in = co_in, .copy_out = co_out, .zero = co_zero,
+	.copy_in = co_in, .copy_out = co_out, .zero = co_zero, .copy_in_sum = co_in_sum,
 	.now_ns = env_now, .mono_ns = env_mono, .rand64 = env_rand, .pause = env_pause, .alloc = env_alloc, .free = env_free,
 };
 
@@ -258,8 +260,14 @@ static int in_copy_in(struct bfs_mem *m, void *d, const void *s, size_t n)
 	return bfs_guarded_copy(d, s, n, true);
 }
 
+static int in_copy_in_sum(struct bfs_mem *m, void *d, const void *s, size_t n, u64 *sum)
+{
+	(void)m;
+	return bfs_guarded_copy_sum(d, s, n, true, sum);
+}
+
 const struct bfs_mem_ops bfs_ops_incoherent = {
 	.name = "incoherent", .store = in_store, .inval = in_line, .flush = in_line, .fence = in_fence,
-	.copy_in = in_copy_in, .copy_out = co_out, .zero = co_zero,
+	.copy_in = in_copy_in, .copy_out = co_out, .zero = co_zero, .copy_in_sum = in_copy_in_sum,
 	.now_ns = env_now, .mono_ns = env_mono, .rand64 = env_rand, .pause = env_pause, .alloc = env_alloc, .free = env_free,
 };

@@ -35,6 +35,8 @@ struct bfs_mem_ops {
 	int (*copy_in)(struct bfs_mem *m, void *dst_pool, const void *src, size_t len);
 	int (*copy_out)(struct bfs_mem *m, void *dst, const void *src_pool, size_t len);
 	int (*zero)(struct bfs_mem *m, void *dst_pool, size_t len);
+	/* copy_in that reads its source once for the checksum of the same bytes, bfs_sum's; may be NULL */
+	int (*copy_in_sum)(struct bfs_mem *m, void *dst_pool, const void *src, size_t len, u64 *sum);
 	/* host environment, so that a simulator can own time and scheduling */
 	u64 (*now_ns)(struct bfs_mem *m);              /* CLOCK_REALTIME */
 	u64 (*mono_ns)(struct bfs_mem *m);             /* CLOCK_MONOTONIC */
@@ -73,10 +75,15 @@ void mm_pool_fence(struct bfs_mem *m, const void *p, size_t n);
  * installed by bfs_guard_install() and chains to the former one. */
 int bfs_guarded_copy(void *dst, const void *src, size_t n, bool nontemporal);
 int bfs_guarded_zero(void *dst, size_t n);
+int bfs_guarded_words(u64 *dst, const u64 *src, size_t n); /* each loaded whole */
+int bfs_guarded_sum(const void *p, size_t n, u64 *sum);
+int bfs_guarded_copy_sum(void *dst, const void *src, size_t n, bool nontemporal, u64 *sum);
+int bfs_guarded_probe(const void *p, size_t n); /* a byte of each page can be loaded */
 void bfs_guard_install(void);
 
 /* checksummed lines and pages */
 u64 bfs_xxh(const void *p, size_t n, u64 seed);
+u64 bfs_sum(const void *p, size_t n); /* bfs_xxh(p, n, 0), as fast as this processor can: for data */
 void bfs_line_seal(struct bfs_line *l, u64 incarnation, u32 slot, u32 index);
 /* 1 valid, 0 absent (all zero), -1 damaged or torn */
 int bfs_line_check(const struct bfs_line *l, u64 incarnation, u32 slot, u32 index);

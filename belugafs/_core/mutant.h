@@ -6,8 +6,18 @@
 #ifdef BFS_MUTANTS
 extern int bfs_mutant;
 #define BFS_MUT(n) (bfs_mutant == (n))
+/* where a test puts something between two steps of a reader */
+extern void (*bfs_between)(void);
+#define BFS_BETWEEN() do { if (bfs_between) bfs_between(); } while (0)
+/* Of an announcement and the look that follows it: what processors there are don't show each fence between the two that is
+ * missing, where a lock happens to be one.  So a test counts fences. */
+enum { BFS_SAYS = 1, BFS_LOOKS = 2 };
+extern void (*bfs_step)(int step);
+#define BFS_STEP(n) do { if (bfs_step) bfs_step(n); } while (0)
 #else
 #define BFS_MUT(n) 0
+#define BFS_BETWEEN() do {} while (0)
+#define BFS_STEP(n) do {} while (0)
 #endif
 enum bfs_mutant_id {
 	BFS_MUT_NONE = 0,
@@ -63,6 +73,31 @@ enum bfs_mutant_id {
 	MUT_FIRST_LINE_OLD,         /* the first line of a pair isn't read again when the second is torn */
 	MUT_NO_DATA_GRANT,          /* a block is put into regions that aren't in the grant line */
 	MUT_DATA_GRANT_IGNORED,     /* a new leader allocates in the regions of another one's grant */
+	MUT_READER_NOT_CHECKED,     /* a reader of a process reads the snapshot that it found, without looking again */
+	MUT_LEASE_NOT_CHECKED,      /* a lease isn't checked against the newest root */
+	MUT_PROCESS_LEASES_IGNORED, /* a scan doesn't read the lease files */
+	MUT_PROCESS_READERS_IGNORED,/* nor their snapshots */
+	MUT_LEASES_NOT_TAKEN_OVER,  /* a daemon that starts doesn't look for processes that live */
+	MUT_STRANGERS_IGNORED,      /* nor for those whose leases are elsewhere */
+	MUT_DETACHED_CLEAN,         /* a host that detaches says that nobody reads as this host, though one does */
+	MUT_PIN_LINE_OLD,           /* a restarted host stores its first pin over the newest of its predecessor's */
+	MUT_LEASE_NO_FENCE,         /* no fence between a lease and its check */
+	MUT_RESERVATIONS_NOT_KEPT,  /* a daemon that starts gives back what processes that live have reserved */
+	MUT_RESERVATION_NOT_NOTED,  /* a reservation isn't in the lease file before its process hears of it */
+	MUT_RESERVATION_OF_DEAD,    /* what a dead process has reserved stays reserved */
+	MUT_COMMIT_NOT_REPEATED,    /* a commit that is asked again isn't told from one of a block that was never reserved */
+	MUT_READER_NO_FENCE,        /* nor between the announcement of a snapshot and the second look */
+	MUT_GET_NOT_CHECKED,        /* a copying read of a process isn't checked against the newest root */
+	MUT_LEASES_HIGH_OLD,        /* a process doesn't say how many of its entries are used */
+	MUT_LEASED_EVICTED,         /* eviction doesn't look at leases */
+	MUT_LEASE_WORDS_BELIEVED,   /* what stands in a lease file isn't checked */
+	MUT_DEAD_PROCESS_KEPT,      /* the lock of a dead process isn't tried */
+	MUT_CHILD_KEEPS_CONNECTION, /* a child of fork keeps its parent's descriptors */
+	MUT_HOST_FILE_ONE_COPY,     /* the root in the host file is stored over in place */
+	MUT_SCAN_NO_FENCE,          /* no fence between a root that is told and the look at what is held */
+	MUT_LOWEST_NO_FENCE,        /* nor before the look at who reads */
+	MUT_GET_NO_FENCE,           /* nor between the entries of a copying read and its check */
+	MUT_RELEASED_EARLY,         /* P3: an entry is cleared before its data was read */
 	MUT_COUNT
 };
 #endif

@@ -266,12 +266,12 @@ int nm_free_orphan(struct txn *t, u32 host, u64 ino)
 
 int nm_remove(struct txn *t, const struct ht_entry *e)
 {
-	bool was = t->internal;
-	t->internal = true; /* what gives pages back may use the reserve: a full pool can be emptied */
+	enum pg_use was = t->use;
+	if (was < PG_FREEING) t->use = PG_FREEING; /* a full pool can be emptied */
 	struct bfs_obj *o = ob_cow(t, e->ino);
 	int rc = o ? nm_unhook(t, e, o) : txn_fail(t, bfs_fail(t->b, -EIO, "entry leads to object %llu, which is gone; run fsck.belugafs -n", (unsigned long long)e->ino));
 	if (!rc) rc = nm_drop_link(t, e->ino);
-	t->internal = was;
+	t->use = was;
 	return rc;
 }
 

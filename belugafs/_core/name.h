@@ -19,8 +19,20 @@ int nm_ref_add(struct txn *t, struct bfs_obj *o, u64 dir, u64 cookie, u64 hash);
 int nm_ref_del(struct txn *t, struct bfs_obj *o, u64 dir, u64 cookie);
 int nm_unhook(struct txn *t, const struct ht_entry *e, struct bfs_obj *o); /* the three parts of an entry go; nlink is the caller's */
 
+/* name_keys.c ----------------------------------------------------------------------- */
+enum { NM_KEYS_MAX = 1024 }; /* at a time */
+struct nm_key { const u8 *key; u64 hash, ino, cookie; int rc; };
+/* Keys of len bytes each: their hashes, and rc -EEXIST of those that are there already, or that stand before in k; what has an
+ * rc stays as it is.  0, or why none could be looked up. */
+int nm_keys_look(struct view *v, u64 ns, struct nm_key *k, u32 n, u32 len);
+/* Those that have an ino, of a fresh object without a name, are entered; type: mode >> 12 of the objects. */
+int nm_keys_add(struct txn *t, u64 ns, u8 type, struct nm_key *k, u32 n, u32 len);
+
 /* name_make.c ----------------------------------------------------------------------- */
 int nm_dir_empty(struct view *v, u64 ino); /* 0, -ENOTEMPTY, -EIO */
+
+/* name_move.c ----------------------------------------------------------------------- */
+void nm_finished(struct txn *t, struct bfs_obj *o); /* o is a dirty object */
 
 /* name_list.c ----------------------------------------------------------------------- */
 void nm_dirent(struct bfs_dirent *d, u64 ino, u64 cookie, u8 type, const void *name, size_t len);

@@ -68,7 +68,7 @@ static int make_op(struct bfs *b, u64 dir, const void *name, size_t len, u32 mod
 {
 	struct txn *t;
 	u64 ino;
-	int rc = op_begin(b, &t);
+	int rc = op_begin_room(b, &t);
 	if (rc) return rc;
 	struct bfs_obj *o = make(t, dir, name, len, mode, uid, gid, 0, &ino, &rc);
 	if (o) {
@@ -134,7 +134,8 @@ int bfs_unlink(struct bfs *b, u64 dir, const void *name, size_t len)
 	rc = nm_look(tview(t), dir, name, len, &e);
 	if (!rc && e.type == S_IFDIR >> 12) rc = -EISDIR;
 	if (!rc && !(rc = nm_remove(t, &e))) t->root->unlinks++;
-	return op_end(b, t, rc);
+	if (!(rc = op_end(b, t, rc))) in_unlinked(b, e.ino);
+	return rc;
 }
 
 int nm_dir_empty(struct view *v, u64 ino)

@@ -1,5 +1,6 @@
 /* Names that move or are added: rename, exchange, hard links. */
 #include <sys/stat.h>
+#include "backing.h"
 #include "name.h"
 
 /* ---- renaming ----------------------------------------------------------------------------------- */
@@ -11,7 +12,9 @@ static int seal_first(struct bfs *b, u64 ino)
 	if (rc) return rc;
 	const struct bfs_obj *o = ob_get(&r.v, ino, &rc);
 	bool force = o && o->state == BFS_ST_NEW && o->owner == b->slot + 1;
+	bool forming = b->back && o && o->flags & BFS_OF_FORMING && (o->state == BFS_ST_DIRTY || o->cls != BFS_CLS_BLOCK);
 	rd_end(&r);
+	if (forming) bk_finish(b, ino);
 	return force ? sl_force(b, ino) : rc == -ESTALE ? 0 : rc; /* what a batch has just made isn't in the snapshot */
 }
 
@@ -23,7 +26,7 @@ static int seal_named(struct bfs *b, u64 dir, const void *name, size_t len)
 	if (rc) return rc;
 	rc = nm_look(&r.v, dir, name, len, &e);
 	rd_end(&r);
-	return !rc && e.owner ? seal_first(b, e.ino) : 0; /* other errors are the transaction's to find */
+	return !rc && (e.owner || (b->back && e.type == S_IFREG >> 12)) ? seal_first(b, e.ino) : 0; /* other errors are the transaction's to find */
 }
 
 /* 1: dir lies in a's subtree or is a */
@@ -51,12 +54,11 @@ static int may_move(struct view *v, const struct ht_entry *e, u64 to)
 	return rc > 0 ? -EINVAL : rc;
 }
 
-/* Both names stay where they are, with their cookies; what they lead to changes places. */
 /* A file that gets another name is finished.  Was it put together in several openings, each of
  * which only added to it, and had no other name so far, then it is a block like one that was
  * written in one go.  Who writes over what was sealed (a database), or has synced it and goes
  * on (a journal, a log), loses the flag, and stays ordinary. */
-static void named_again(struct txn *t, struct bfs_obj *o)
+void nm_finished(struct txn *t, struct bfs_obj *o)
 {
 	if (!(o->flags & BFS_OF_FORMING) || o->state != BFS_ST_SEALED) return;
 	ob_count(t, o, -1);
@@ -65,6 +67,12 @@ static void named_again(struct txn *t, struct bfs_obj *o)
 	ob_count(t, o, 1);
 }
 
+static void named_again(struct txn *t, struct bfs_obj *o)
+{
+	if (o->flags & BFS_OF_FORMING && !(t->b->back && bk_named_early(t, o))) nm_finished(t, o);
+}
+
+/* Both names stay where they are, with their cookies; what they lead to changes places. */
 static int exchange(struct txn *t, const struct ht_entry *p, const struct ht_entry *q)
 {
 	struct bfs_obj *o = ob_cow(t, p->ino), *w = ob_cow(t, q->ino);
@@ -107,7 +115,8 @@ static int replace(struct txn *t, const struct ht_entry *e, u64 dir2, const void
 	return 0;
 }
 
-static int rename_in(struct txn *t, u64 dir, const void *name, size_t len, u64 dir2, const void *name2, size_t len2, u32 flags)
+/* gone: two objects that have lost a name, 0: none */
+static int rename_in(struct txn *t, u64 dir, const void *name, size_t len, u64 dir2, const void *name2, size_t len2, u32 flags, u64 *gone)
 {
 	struct view *v = tview(t);
 	struct ht_entry e, old[2];
@@ -138,6 +147,7 @@ static int rename_in(struct txn *t, u64 dir, const void *name, size_t len, u64 d
 		if (d && !d2) return -ENOTDIR;
 		if (!d && d2) return -EISDIR;
 		if (d2 && (rc = nm_dir_empty(v, old[i].ino))) return rc;
+		gone[i] = old[i].ino;
 	}
 	return replace(t, &e, dir2, name2, len2, old, nold);
 }
@@ -145,15 +155,17 @@ static int rename_in(struct txn *t, u64 dir, const void *name, size_t len, u64 d
 int bfs_rename(struct bfs *b, u64 dir, const void *name, size_t len, u64 dir2, const void *name2, size_t len2, u32 flags)
 {
 	struct txn *t;
+	u64 gone[2] = {0};
 	int rc;
 	if ((rc = nm_ok(name, len)) || (rc = nm_ok(name2, len2))) return rc;
 	if (flags & ~(u32)(BFS_RENAME_NOREPLACE | BFS_RENAME_EXCHANGE) || flags == (BFS_RENAME_NOREPLACE | BFS_RENAME_EXCHANGE)) return -EINVAL;
 	if (is_syn(dir) || is_syn(dir2)) return bfs_fail(b, -EXDEV, "blocks don't leave or enter a block namespace by rename"); /* mv copies */
 	if ((rc = seal_named(b, dir, name, len))) return rc;
 	if ((flags & BFS_RENAME_EXCHANGE) && (rc = seal_named(b, dir2, name2, len2))) return rc;
-	if ((rc = op_begin(b, &t))) return rc;
-	rc = rename_in(t, dir, name, len, dir2, name2, len2, flags);
-	return op_end(b, t, rc);
+	if ((rc = op_begin_room(b, &t))) return rc;
+	rc = rename_in(t, dir, name, len, dir2, name2, len2, flags, gone);
+	if (!(rc = op_end(b, t, rc))) in_unlinked(b, gone[0]), in_unlinked(b, gone[1]);
+	return rc;
 }
 
 /* ---- hard links ------------------------------------------------------------------------------------ */
@@ -191,7 +203,7 @@ int bfs_link(struct bfs *b, u64 ino, u64 dir, const void *name, size_t len, stru
 	if (is_syn(ino)) return -EPERM;
 	struct bfs_inode *in = sl_nameless(b, ino);
 	int rc = in ? 0 : seal_first(b, ino);
-	if (!rc && !(rc = op_begin(b, &t))) rc = op_end(b, t, link_in(t, ino, dir, name, len, in, a ? a : &tmp));
+	if (!rc && !(rc = op_begin_room(b, &t))) rc = op_end(b, t, link_in(t, ino, dir, name, len, in, a ? a : &tmp));
 	if (in) rc = sl_named(b, in, rc);
 	if (!rc && in && a && !in_batch(b)) {
 		/* sealed by now; what others have made of it since isn't this call's matter */

@@ -237,7 +237,7 @@ int ob_sums_set(struct txn *t, struct bfs_obj *o, const u64 *s, u32 n)
 	if (sums_free(t, o)) return t->poison;
 	o->nsums = n;
 	if (n <= BFS_INLINE_SUMS) {
-		memcpy(o->v.sum, s, (size_t)n * sizeof *s);
+		if (n) memcpy(o->v.sum, s, (size_t)n * sizeof *s); /* an empty one has none */
 		return t->poison;
 	}
 	o->sums_height = sums_height(n);

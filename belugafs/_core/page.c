@@ -9,7 +9,17 @@
  */
 #include "internal.h"
 
-#define RESERVE 24u /* pages only lead duties may take, so that reuse can always commit */
+/* Free pages that aren't for everybody: the last of them only for lead duties (what a commit writes down, reuse, which
+ * makes others free), those above for what gives pages back too.  Else a pool that is full could stay so.
+ * Pages that are born, or reused, may each lie in another page of the map. */
+static u32 for_duties(const struct bfs *b) { return 16 + 2 * (b->sb.meta_pages / BFS_MAP_BITS); }
+u32 pg_reserve(const struct bfs *b) { return for_duties(b) + (b->sb.meta_pages < 512 ? 16 : 32) + 2 * (b->sb.meta_pages / BFS_MAP_BITS); }
+
+u32 pg_enough(const struct bfs *b) { return pg_reserve(b) + 24; }
+
+bool pg_few(const struct txn *t) { return t->b->nfree <= pg_enough(t->b); }
+
+static u32 kept(const struct txn *t) { return t->use == PG_DUTY ? 0 : t->use == PG_FREEING ? for_duties(t->b) : pg_reserve(t->b); }
 
 static inline u64 tag64(u32 term, u64 txn) { return (u64)term * 0x9E3779B97F4A7C15ull ^ txn; }
 
@@ -135,9 +145,8 @@ static void *born(struct txn *t, struct bfs_ptr *p, int kind, const void *from)
 {
 	struct bfs *b = t->b;
 	if (t->poison) return NULL;
-	while (b->nfree <= (t->internal ? 0 : RESERVE)) {
+	while (b->nfree <= kept(t)) {
 		int rc = ld_more_pages(b);
-		if (rc == -ENOSPC && t->internal && b->nfree) break;
 		if (rc) {
 			t->poison = rc == -ENOSPC ? bfs_fail(b, -ENOSPC, "no free metadata pages (%u of %u in use); make the pool with more --inodes", t->root_set ? t->root->pages_used : 0, b->sb.meta_pages) : rc;
 			return NULL;
@@ -255,10 +264,16 @@ static void log_dead(struct txn *t)
 	}
 }
 
+/* The beginning of a page; the rest comes by itself then. */
+static void fetch(const void *page)
+{
+	for (u32 off = 0; off < 1024; off += BFS_LINE) __builtin_prefetch((const u8 *)page + off);
+}
+
 int pg_finish(struct txn *t)
 {
 	struct bfs *b = t->b;
-	t->internal = true; /* what the user asked for is done; the bookkeeping may use the reserve */
+	t->use = PG_DUTY; /* what the user asked for is done; this is the bookkeeping */
 	while (!t->poison && (t->born_mapped < t->nborn || t->dead_logged < t->ndead)) {
 		if (t->born_mapped < t->nborn) map_set(t, t->born[t->born_mapped++], true);
 		else log_dead(t);
@@ -272,6 +287,7 @@ int pg_finish(struct txn *t)
 	mm_fence(b->m);
 	for (u32 i = 0; i < t->nborn; i++) {
 		struct bfs_phead *h = pg_addr(b, t->born[i]);
+		if (i + 1 < t->nborn) fetch(pg_addr(b, t->born[i + 1]));
 		h->csum = pg_csum(b, h);
 		if (!BFS_MUT(MUT_PAGES_NO_FLUSH)) mm_flush(b->m, h, BFS_PAGE);
 	}
@@ -325,7 +341,7 @@ int pg_reuse(struct txn *t)
 	 * pinned now never is again. */
 	for (u32 k = 0; k < b->log_cap && left && !t->poison; k++) {
 		u32 i = (start + k) % b->log_cap;
-		if (i == t->root->log_head && b->nfree > RESERVE * 2) break; /* being filled: only in need */
+		if (i == t->root->log_head && b->nfree > pg_reserve(b) * 2) break; /* being filled: only in need */
 		const struct bfs_log *l = rx_get(b, t->root->log, b->h_log, i, BFS_PK_LOG, &rc);
 		if (rc) return t->poison = rc;
 		if (!l || (l->h.term == t->term && l->h.txn == t->txn)) continue;

@@ -1,49 +1,69 @@
 /* Snapshots: what this host has adopted, who reads it, what it tells the others of that.
  * Steps 15 to 17 of docs/protocol.md; readers take no lock: they read the seqlock over `snap`
  * and write their own slot.  wlock serialises adopting. */
+#include "client.h"
 #include "lead.h"
+#include "lease.h"
 
+#ifdef BFS_MUTANTS
+void (*bfs_between)(void);
+void (*bfs_step)(int);
+#endif
+
+static struct bfs_lhost *lhost(struct bfs *b) { return b->lhost ? b->lhost : &b->own; }
+
+/* Two copies in turn, so that who dies in here leaves the other one to readers: nobody waits for him.  A copy is
+ * overwritten only after seq has left it, which readers of it look at again. */
 void ld_set_snap(struct bfs *b, struct bfs_snap s)
 {
+	struct bfs_lhost *h = lhost(b);
+	u64 q = __atomic_load_n(&h->seq, __ATOMIC_RELAXED) + 1;
+	struct bfs_lsnap *p = &h->snap[(q - BFS_MUT(MUT_HOST_FILE_ONE_COPY)) % 2];
 	b->past[s.txn % 64].txn = s.txn, b->past[s.txn % 64].term = s.term;
-	atomic_fetch_add_explicit(&b->snap_seq, 1, memory_order_acq_rel);
 	atomic_thread_fence(memory_order_release);
-	__atomic_store_n(&b->snap.term, s.term, __ATOMIC_RELAXED);
-	__atomic_store_n(&b->snap.txn, s.txn, __ATOMIC_RELAXED);
-	__atomic_store_n(&b->snap.root.page, s.root.page, __ATOMIC_RELAXED);
-	__atomic_store_n(&b->snap.root.term, s.root.term, __ATOMIC_RELAXED);
-	__atomic_store_n(&b->snap.root.txn, s.root.txn, __ATOMIC_RELAXED);
-	atomic_fetch_add_explicit(&b->snap_seq, 1, memory_order_seq_cst);
+	__atomic_store_n(&p->term, s.term, __ATOMIC_RELAXED);
+	__atomic_store_n(&p->txn, s.txn, __ATOMIC_RELAXED);
+	BFS_BETWEEN();
+	__atomic_store_n(&p->root_page, s.root.page, __ATOMIC_RELAXED);
+	__atomic_store_n(&p->root_term, s.root.term, __ATOMIC_RELAXED);
+	__atomic_store_n(&p->root_txn, s.root.txn, __ATOMIC_RELAXED);
+	__atomic_store_n(&h->seq, q, __ATOMIC_SEQ_CST);
 }
 
 struct bfs_snap ld_newest(struct bfs *b)
 {
+	struct bfs_lhost *h = lhost(b);
 	struct bfs_snap s;
 	for (;;) {
-		u64 q = atomic_load_explicit(&b->snap_seq, memory_order_seq_cst);
-		s.term = __atomic_load_n(&b->snap.term, __ATOMIC_RELAXED);
-		s.txn = __atomic_load_n(&b->snap.txn, __ATOMIC_RELAXED);
-		s.root.page = __atomic_load_n(&b->snap.root.page, __ATOMIC_RELAXED);
-		s.root.term = __atomic_load_n(&b->snap.root.term, __ATOMIC_RELAXED);
-		s.root.txn = __atomic_load_n(&b->snap.root.txn, __ATOMIC_RELAXED);
+		u64 q = __atomic_load_n(&h->seq, __ATOMIC_SEQ_CST);
+		const struct bfs_lsnap *p = &h->snap[q % 2];
+		s.term = __atomic_load_n(&p->term, __ATOMIC_RELAXED);
+		s.txn = __atomic_load_n(&p->txn, __ATOMIC_RELAXED);
+		s.root.page = __atomic_load_n(&p->root_page, __ATOMIC_RELAXED);
+		s.root.term = __atomic_load_n(&p->root_term, __ATOMIC_RELAXED);
+		s.root.txn = __atomic_load_n(&p->root_txn, __ATOMIC_RELAXED);
 		atomic_thread_fence(memory_order_acquire);
-		if (!(q & 1) && q == atomic_load_explicit(&b->snap_seq, memory_order_relaxed)) return s;
+		if (q == __atomic_load_n(&h->seq, __ATOMIC_RELAXED)) return s;
 	}
 }
 
+/* slots of the process's readers: in its lease file, if it has one */
+static u32 nreaders(struct bfs *b) { return b->client ? BFS_LOCAL_READERS : BFS_READERS; }
+static inline _Atomic(u64) *reader(struct bfs *b, u32 i) { return b->client ? cl_reader(b, i) : &b->readers[i]; }
+
 /* A reader announces its snapshot and looks again: who frees pages after publishing a newer
  * snapshot either sees the announcement or the reader sees the newer snapshot (rule 13
- * among the threads of one process, where atomics do work). */
+ * among the threads and processes of one machine, where atomics do work). */
 int rd_begin(struct bfs *b, struct rd *r)
 {
 	static __thread u32 hint;
 	int rc = 0;
 	r->v = (struct view){b, NULL, NULL}; /* rd_end below needs it */
-	for (u32 n = 0;; n++) {
-		u32 i = (hint + n) % BFS_READERS;
+	for (u32 n = 0, most = nreaders(b);; n++) {
+		u32 i = (hint + n) % most;
 		u64 none = 0;
-		if (atomic_load_explicit(&b->readers[i], memory_order_relaxed) || !atomic_compare_exchange_strong(&b->readers[i], &none, 1)) {
-			if (n && n % BFS_READERS == 0) b->m->ops->pause(b->m, 10000);
+		if (atomic_load_explicit(reader(b, i), memory_order_relaxed) || !atomic_compare_exchange_strong(reader(b, i), &none, 1)) {
+			if (n && n % most == 0) b->m->ops->pause(b->m, 10000);
 			continue;
 		}
 		r->slot = (int)(hint = i);
@@ -51,7 +71,10 @@ int rd_begin(struct bfs *b, struct rd *r)
 	}
 	for (;;) {
 		r->s = ld_newest(b);
-		atomic_store(&b->readers[r->slot], r->s.txn + 1);
+		BFS_BETWEEN();
+		if (BFS_MUT(MUT_READER_NO_FENCE)) atomic_store_explicit(reader(b, (u32)r->slot), r->s.txn + 1, memory_order_relaxed);
+		else atomic_store(reader(b, (u32)r->slot), r->s.txn + 1);
+		if (BFS_MUT(MUT_READER_NOT_CHECKED)) break;
 		struct bfs_snap again = ld_newest(b);
 		if (again.txn == r->s.txn && again.term == r->s.term) break;
 	}
@@ -67,10 +90,10 @@ int rd_begin(struct bfs *b, struct rd *r)
 void rd_end(struct rd *r)
 {
 	struct bfs *b = r->v.b;
-	if (b) atomic_store_explicit(&b->readers[r->slot], 0, memory_order_release);
+	if (b) atomic_store_explicit(reader(b, (u32)r->slot), 0, memory_order_release);
 }
 
-/* Lowest snapshot any thread of this process may be reading, at most `s`. */
+/* Lowest snapshot that any thread of this host's processes may be reading, at most `s`. */
 struct bfs_snap ld_lowest_reader(struct bfs *b, struct bfs_snap s)
 {
 	u64 low = s.txn;
@@ -79,6 +102,7 @@ struct bfs_snap ld_lowest_reader(struct bfs *b, struct bfs_snap s)
 		if (x > 1 && x - 1 < low) low = x - 1;
 		/* x == 1: about to announce, it will look at snap again */
 	}
+	low = ls_lowest(b, low);
 	if (low == s.txn) return s;
 	/* the txn alone tells which: this host's snapshots have rising numbers.  A term that is
 	 * no longer known: 0, which is lower, which only pins more. */
@@ -138,9 +162,11 @@ int ld_refresh(struct bfs *b)
 	if (rc || !snap_cmp(&best, &cur)) return rc;
 	if (!b->o.readonly) {
 		ld_put_pin(b, ld_lowest_reader(b, cur.root.page ? cur : best), best);
+		BFS_STEP(BFS_SAYS);
 		if (!BFS_MUT(MUT_PIN_NO_FENCE)) mm_pool_fence(b->m, host_line(b, b->slot, BFS_L_PIN_A), 2 * BFS_LINE);
 	}
 	if (!BFS_MUT(MUT_PIN_NO_VALIDATE)) {
+		if (!b->o.readonly) BFS_STEP(BFS_LOOKS);
 		if ((rc = ld_read_roots(b, &again, false))) return rc;
 		u64 c = BFS_MUT(MUT_READER_NO_CLAIMS) ? 0 : ld_claims(b, true);
 		if (snap_cmp(&again, &best) || c > best.term) {

@@ -139,7 +139,7 @@ static int reap(struct txn *t, u64 ino)
 	if (!o) return txn_fail(t, rc);
 	if ((rc = ht_by_cookie(tview(t), o->hash, o->parent, o->cookie, &e)) || e.ino != ino)
 		return txn_fail(t, rc && rc != -ENOENT ? rc : bfs_fail(t->b, -EIO, "directory %llu: its entry is gone; run fsck.belugafs -n", (unsigned long long)ino));
-	if ((rc = nm_remove(t, &e)) || (rc = ev_emptied(t, e.dir))) return txn_fail(t, rc);
+	if ((rc = ev_remove(t, &e))) return txn_fail(t, rc);
 	atomic_fetch_add_explicit(&t->b->reaped, 1, memory_order_relaxed);
 	return 0;
 }
@@ -152,7 +152,7 @@ int ev_reap(struct txn *t, u32 want)
 	if (now < ev->reap_s || end < 3) return 0;
 	ev_drain(b);
 	ev->reap_s = UINT32_MAX; /* what is emptied on the way (a parent) lowers it */
-	for (u32 k = 2; k < end && n < want && !t->poison; k++) {
+	for (u32 k = 2; k < end && n < want && !t->poison && !(n && pg_few(t)); k++) {
 		u32 slot = ev->reap_at = ev->reap_at + 1 < end && ev->reap_at > 1 ? ev->reap_at + 1 : 2;
 		int rc = 0;
 		const struct bfs_obj *o = ob_slot(tview(t), slot, &rc);
@@ -165,7 +165,7 @@ int ev_reap(struct txn *t, u32 want)
 		if (reap(t, ob_ino(o))) return t->poison;
 		n++;
 	}
-	if (n == want) ev->reap_s = 0; /* there may be more */
+	if (n == want || (n && pg_few(t))) ev->reap_s = 0; /* not all was looked at: there may be more */
 	else if (n && now + 1 < ev->reap_s) ev->reap_s = now + 1; /* if this transaction isn't committed */
 	if (next < ev->reap_s) ev->reap_s = next;
 	return t->poison ? t->poison : (int)n;
@@ -177,7 +177,7 @@ static int reap_young(struct txn *t, u32 want)
 	struct bfs *b = t->b;
 	struct ev *ev = b->ev;
 	u32 n = 0, now = ev_seconds(b);
-	for (u32 left = ev->nyoung; left && n < want && !t->poison; left--) {
+	for (u32 left = ev->nyoung; left && n < want && !t->poison && !(n && pg_few(t)); left--) {
 		struct young y = ev->young[ev->young_at];
 		int rc = 0;
 		ev->young_at = (ev->young_at + 1) % ev->young_cap, ev->nyoung--;

@@ -9,13 +9,20 @@
  * time the object was made.  A stamp that is too old costs a block, never more.
  *
  * mx protects what is in memory; it is taken last (under wlock, never the other way). */
+#include "client.h"
 #include "evict.h"
+#include "lease.h"
+#include <stdlib.h>
 
 /* ---- the own ring: any thread of this host ------------------------------------------------ */
 void bfs_touch(struct bfs *b, u64 ino)
 {
 	struct ev *ev = b->ev;
 	u32 slot = INO_SLOT(ino);
+	if (b->client) {
+		cl_touches(b, &ino, 1);
+		return;
+	}
 	if (b->o.readonly || !slot || slot >= b->sb.inodes || ino >> 63) return;
 	u64 p = atomic_fetch_add_explicit(&ev->pos, 1, memory_order_acq_rel), e = slot | (u64)ev_seconds(b) << 32;
 	u64 *at = host_ring(b, b->slot) + p % b->sb.ring_entries;
@@ -97,6 +104,19 @@ void ev_admit(struct bfs *b, u32 slot, bool abandoned)
 	rd_end(&r);
 }
 
+void ev_admit_many(struct bfs *b, const u64 *inodes, u32 n)
+{
+	struct ev *ev = b->ev;
+	struct rd r;
+	if (rd_begin(b, &r)) return;
+	lk(b, &ev->mx);
+	drain(b, &r.v, b->slot, ev_pos(b)); /* as in ev_admit */
+	for (u32 i = 0, s = ev_seconds(b); i < n; i++)
+		if (inodes[i]) used(b, &r.v, INO_SLOT(inodes[i]), s);
+	unlk(b, &ev->mx);
+	rd_end(&r);
+}
+
 void ev_forget(struct bfs *b, u32 slot)
 {
 	struct ev *ev = b->ev;
@@ -153,6 +173,25 @@ static void drain(struct bfs *b, struct view *v, u32 slot, u64 pos)
 	ev->seen[slot] = pos;
 }
 
+struct use { struct bfs *b; struct view *v; };
+static void used_in_place(void *arg, u32 slot, u32 seconds)
+{
+	struct use *u = arg;
+	u32 now = ev_seconds(u->b);
+	used(u->b, u->v, slot, seconds < now ? seconds : now);
+}
+static void touch_in_place(void *arg, u32 slot, u32 seconds)
+{
+	(void)seconds;
+	bfs_touch(arg, INO(slot, 0));
+}
+
+/* What other processes of this host have used goes into its ring, for whoever leads. */
+void ev_pass_on(struct bfs *b)
+{
+	if (!b->o.readonly) ls_touches(b, touch_in_place, b);
+}
+
 int ev_drain(struct bfs *b)
 {
 	struct ev *ev = b->ev;
@@ -163,8 +202,10 @@ int ev_drain(struct bfs *b)
 	ev_new_term(b, &r.v, r.s.term);
 	for (u32 s = 0; s < b->sb.nhosts; s++) {
 		struct bfs_line l;
-		if (s == b->slot) drain(b, &r.v, s, ev_pos(b));
-		else if (ld_line(b, s, BFS_L_HEART, &l) > 0) {
+		if (s == b->slot) {
+			drain(b, &r.v, s, ev_pos(b));
+			ls_touches(b, used_in_place, &(struct use){b, &r.v});
+		} else if (ld_line(b, s, BFS_L_HEART, &l) > 0) {
 			if (!ev->met[s]) ev->seen[s] = l.w[2], ev->met[s] = true; /* what was before, the leader of then has seen */
 			drain(b, &r.v, s, l.w[2]);
 		}
@@ -230,6 +271,7 @@ void ev_detach(struct bfs *b)
 	xfree(b, ev->cand);
 	xfree(b, ev->held);
 	xfree(b, ev->young);
+	free(ev->leased);
 	xfree(b, ev);
 	b->ev = NULL;
 }

@@ -180,6 +180,7 @@ static void set_guess(struct txn *t, const struct bfs_obj *o, u64 size)
 {
 	int rc = 0;
 	const struct bfs_obj *d = o->parent && !(o->parent >> 63) ? ob_get(tview(t), o->parent, &rc) : NULL;
+	if (!size) return; /* an empty one says nothing of the next */
 	if (!d || !S_ISDIR(d->mode) || d->flags & BFS_OF_NSBLOCK || o->cls != BFS_CLS_BLOCK || d->u.d.guess == granules(size)) return;
 	struct bfs_obj *w = ob_cow(t, o->parent);
 	if (w) w->u.d.guess = (u32)granules(size);

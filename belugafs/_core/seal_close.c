@@ -94,7 +94,7 @@ static int seal_once(struct bfs *b, struct bfs_inode *in)
 {
 	struct txn *t;
 	int rc;
-	if ((rc = op_begin(b, &t))) return rc;
+	if ((rc = op_begin_room(b, &t))) return rc;
 	sealing(b, in, 1);
 	rc = sl_seal(t, in);
 	bool before = rc == 1; /* it had happened, and the answer was lost */
@@ -141,7 +141,7 @@ static int flush(struct bfs *b, struct bfs_inode *in, bool wait)
 		rw_clear(b, in);
 		in->frozen = false;
 		defer(b, in, false);
-		if (in->foreign) bk_set_settling(b, in, true);
+		if (in->foreign) bk_closed(b, in);
 	} else if (rc == -EEXIST) {
 		/* first seal wins; the data of the second goes with its descriptors */
 		rw_clear(b, in);
@@ -162,7 +162,7 @@ int sl_flush(struct bfs *b, struct bfs_inode *in) { return flush(b, in, true); }
 
 /* The file stays on its own host, as POSIX has it, and is the first that eviction takes; no
  * other host ever sees it.  With publish=close it was never seen, and goes at once. */
-int sl_abandon(struct bfs *b, struct bfs_inode *in)
+static int abandon(struct bfs *b, struct bfs_inode *in)
 {
 	struct txn *t;
 	int rc = sl_settle(b, in);
@@ -211,6 +211,14 @@ int sl_abandon(struct bfs *b, struct bfs_inode *in)
 	in->dirty = false;
 	rw_clear(b, in);
 	return 0;
+}
+
+int sl_abandon(struct bfs *b, struct bfs_inode *in)
+{
+	sealing(b, in, 1); /* from the moment that the tree says so, any leader may evict it: see announced() */
+	int rc = abandon(b, in);
+	sealing(b, in, -1);
+	return rc;
 }
 
 void sl_free_orphan(struct bfs *b, struct bfs_inode *in)
@@ -322,7 +330,7 @@ void fl_tick(struct bfs *b)
 	if (atomic_load(&b->nwriting) || b->orphans_waiting)
 		for (u32 k = 0; k < b->ihash_size && n < 64; k++)
 			for (struct bfs_inode *in = b->ihash[b->tick_at = (b->tick_at + 1) % b->ihash_size]; in && n < 64; in = in->next)
-				if ((in->deferred || in->orphan_wait || in->settling) && !in->stale) in->opens++, in->uses++, work[n++] = in;
+				if ((in->deferred || in->orphan_wait) && !in->stale) in->opens++, in->uses++, work[n++] = in;
 	if (b->nbadq && atomic_load(&b->leader)) {
 		memcpy(bad, b->badq, sizeof bad);
 		nbad = b->nbadq, b->nbadq = 0;
@@ -333,11 +341,11 @@ void fl_tick(struct bfs *b)
 		if (!in_lock(b, in, true)) {
 			if (in->orphan_wait) sl_free_orphan(b, in);
 			else if (in->deferred) flush(b, in, false);
-			if (in->settling) bk_settle(b, in, 0);
 			in_unlock(b, in);
 		}
 		in_put(b, in, false);
 	}
+	bfs_settle(b);
 	if (!nbad || op_begin(b, &t)) return;
 	for (u32 i = 0; i < nbad && !t->poison; i++) al_bad(t, bad[i][0], bad[i][1]);
 	op_end(b, t, 0);

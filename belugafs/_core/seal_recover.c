@@ -124,7 +124,8 @@ int sl_recover_slot(struct bfs *b, u32 slot)
 	while (!rc && (n = some(b, BFS_T_ORPHAN, slot, &from, ino, 64)) != 0) {
 		if (n < 0) rc = n;
 		if (n > 0 && !(rc = op_begin(b, &t))) {
-			for (int i = 0; i < n && !rc; i++) rc = nm_free_orphan(t, slot, ino[i]);
+			for (int i = 0; i < n && !rc; i++)
+				if (slot != b->slot || !rv_keeps(b, ino[i])) rc = nm_free_orphan(t, slot, ino[i]);
 			rc = op_end(b, t, rc);
 		}
 	}
@@ -145,7 +146,7 @@ int sl_recover(struct bfs *b)
 		while (b->ihash[i]) {
 			struct bfs_inode *in = b->ihash[i];
 			fl_flush_overlay(b, in);
-			b->ihash[i] = in->next;
+			b->ihash[i] = in->next, b->nihash--;
 			in_destroy(b, in);
 		}
 	for (u32 i = 0; i < b->nhandles; i++) { /* ids of open handles lose their index */
@@ -155,5 +156,6 @@ int sl_recover(struct bfs *b)
 	}
 	atomic_store(&b->nwriting, 0);
 	b->nbatch = 0;
-	return sl_recover_slot(b, b->slot);
+	int rc = rv_load(b);
+	return rc ? rc : sl_recover_slot(b, b->slot);
 }

@@ -1,5 +1,6 @@
 /* The superblock, making a pool, joining and leaving it. */
 #include "backing.h"
+#include "lease.h"
 
 #include <stddef.h>
 #include <sys/stat.h>
@@ -264,11 +265,13 @@ static void put_ident(struct bfs *b, u64 state)
 
 static void release(struct bfs *b, bool clean)
 {
+	rv_detach(b);
 	in_detach(b);
 	bk_detach(b);
 	ev_detach(b);
 	al_detach(b);
 	ld_detach(b, clean);
+	ls_detach(b, clean);
 	pg_detach(b);
 	xfree(b, b->verified);
 	xfree(b, (void *)b->vtag);
@@ -284,6 +287,21 @@ static int give_up(struct bfs *b, bool clean, int rc)
 	return *keep ? bfs_fail(NULL, rc, "%s", keep) : rc;
 }
 
+void sp_heights(struct bfs *b)
+{
+	const struct bfs_super *s = &b->sb;
+	b->h_map = rx_height(up(s->meta_pages, BFS_MAP_BITS) / BFS_MAP_BITS);
+	u64 logs = (s->meta_pages / (BFS_LOG_MAX / 2)) + 4;
+	b->h_log = rx_height(logs);
+	b->log_cap = (u32)logs;
+	b->h_obj = rx_height(s->inodes / BFS_OBJS);
+	b->h_hash = rx_height(s->hash_buckets);
+	u64 max_granules = (s->max_size_bytes - s->data_off) / BFS_GRANULE;
+	b->nregions = up(s->data_granules, s->region_granules) / s->region_granules;
+	b->h_region = rx_height(up(max_granules, s->region_granules) / s->region_granules);
+	b->h_stamp = rx_height(up(s->inodes, BFS_STAMPS) / BFS_STAMPS);
+}
+
 int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 {
 	struct bfs_super sb;
@@ -296,19 +314,11 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!b->o.high_permille) b->o.high_permille = 970;
 	if (!b->o.low_permille) b->o.low_permille = 950;
 	if (!b->o.reap_after_s) b->o.reap_after_s = 2;
-	b->h_map = rx_height(up(sb.meta_pages, BFS_MAP_BITS) / BFS_MAP_BITS);
-	u64 logs = (sb.meta_pages / (BFS_LOG_MAX / 2)) + 4;
-	b->h_log = rx_height(logs);
-	b->log_cap = (u32)logs;
-	b->h_obj = rx_height(sb.inodes / BFS_OBJS);
-	b->h_hash = rx_height(sb.hash_buckets);
-	u64 max_granules = (sb.max_size_bytes - sb.data_off) / BFS_GRANULE;
-	b->nregions = up(sb.data_granules, sb.region_granules) / sb.region_granules;
-	b->h_region = rx_height(up(max_granules, sb.region_granules) / sb.region_granules);
-	b->h_stamp = rx_height(up(sb.inodes, BFS_STAMPS) / BFS_STAMPS);
+	sp_heights(b);
 	pthread_mutex_init(&b->wlock, NULL);
 	pthread_mutex_init(&b->ilock, NULL);
 	pthread_mutex_init(&b->slock, NULL);
+	pthread_mutex_init(&b->rv.mx, NULL);
 	b->verified = xalloc(b, sb.data_granules / 8 + 1);
 	b->vtag = xalloc(b, (size_t)sb.inodes * sizeof *b->vtag);
 	b->ctag = xalloc(b, (size_t)sb.inodes * sizeof *b->ctag);
@@ -321,10 +331,12 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 		else if ((rc = b->o.slot >= 0 ? b->o.slot : take_slot(b)) >= 0) {
 			struct bfs_line was;
 			b->slot = (u32)rc;
+			if ((rc = ls_attach(b))) return give_up(b, false, rc); /* nothing is stored before */
 			int ok = ld_line(b, b->slot, BFS_L_IDENT, &was);
 			crashed = ok < 0 || (ok > 0 && was.w[4] == BFS_MNT_LIVE);
 			b->incarnation = m->ops->rand64(m) | 1;
 			put_ident(b, BFS_MNT_LIVE);
+			ls_publish(b);
 			rc = 0, joined = true;
 		}
 	}
@@ -334,6 +346,7 @@ int bfs_attach(struct bfs_mem *m, const struct bfs_opts *o, struct bfs **out)
 	if (!rc && !o->readonly && !atomic_load(&b->leader) && (rc = sl_pending(b)) > 0)
 		for (int i = 0; i < 8 && (rc = bfs_claim(b)) == -EBUSY; i++) m->ops->pause(m, b->o.suspect_ns / 4 + m->ops->rand64(m) % b->o.suspect_ns);
 	if (!rc && atomic_load(&b->leader)) rc = sl_recover(b);
+	if (!rc && atomic_load(&b->leader)) rc = rv_open(b);
 	if (!rc && b->back && crashed && atomic_load(&b->leader) && (rc = bk_sweep(b)) > 0) rc = 0;
 	if (!rc && !o->readonly) rc = bfs_apply_scan(b);
 	if (rc) return give_up(b, joined, rc); /* without a slot of its own it writes nothing */
@@ -345,6 +358,7 @@ int bfs_detach(struct bfs *b, bool clean)
 {
 	struct txn *t;
 	int rc = 0;
+	bfs_batch_abort(b); /* one that this thread has left open holds what the steps below take */
 	if (clean && !b->o.readonly) {
 		if (atomic_load(&b->leader)) {
 			sl_recover(b); /* what is still open is closed by the caller or is dropped like after a crash */
@@ -357,7 +371,8 @@ int bfs_detach(struct bfs *b, bool clean)
 			if (rc == -EAGAIN || rc == -EBUSY) rc = 0; /* somebody else leads: he keeps the recency */
 		}
 	}
-	if (clean && !b->o.readonly) put_ident(b, BFS_MNT_CLEAN);
+	/* with a process that still reads as this host it stays registered, and its pins and held lines count */
+	if (clean && !b->o.readonly && !ls_live(b)) put_ident(b, BFS_MNT_CLEAN);
 	release(b, clean);
 	return rc;
 }
@@ -387,6 +402,7 @@ int bfs_statfs(struct bfs *b, struct bfs_stat *s)
 		if ((rc = bk_space(b, &total, &empty))) return rc;
 		s->data_granules = total, s->used_granules = total - empty, s->largest_free_granules = empty;
 		s->backing_lost = b->back->lost, s->backing_swept = b->back->swept;
+		s->promises = b->back->room.granted, s->promises_refused = b->back->room.refused;
 	}
 	s->slot = b->slot;
 	s->is_leader = atomic_load(&b->leader);

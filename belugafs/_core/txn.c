@@ -1,7 +1,9 @@
 /* Transactions: every change comes through op_begin and op_end, alone or in a batch. */
 #include "lead.h"
+#include "backing.h"
+#include "evict.h"
 
-static int txn_start(struct bfs *b, struct txn **out, bool internal)
+static int txn_start(struct bfs *b, struct txn **out, enum pg_use use)
 {
 	int rc = 0;
 	struct txn *t = xalloc(b, sizeof *t);
@@ -11,11 +13,11 @@ static int txn_start(struct bfs *b, struct txn **out, bool internal)
 		xfree(b, t);
 		return rc;
 	}
-	t->b = b, t->term = b->term, t->txn = b->conf.txn + 1, t->internal = internal;
+	t->b = b, t->term = b->term, t->txn = b->conf.txn + 1;
 	t->rootp = b->conf.root;
-	t->internal = true; /* its own page may be of the reserve: an unlink has to begin in a full pool */
+	t->use = use > PG_FREEING ? use : PG_FREEING; /* whatever it is going to be: an unlink has to begin in a full pool */
 	t->root = pg_cow(t, &t->rootp, BFS_PK_ROOT);
-	t->internal = internal;
+	t->use = use;
 	if (!t->root) {
 		rc = t->poison;
 		pg_abort(t);
@@ -33,8 +35,10 @@ static int txn_start(struct bfs *b, struct txn **out, bool internal)
 static void txn_drop(struct bfs *b, struct txn *t, bool written)
 {
 	b->txn = NULL;
-	if (!written) pg_abort(t);
-	else pg_confirmed(t); /* after a stand-down: the grant is empty, nothing comes back */
+	if (!written) {
+		pg_abort(t);
+		if (b->back) bk_txn_dropped(b);
+	} else pg_confirmed(t); /* after a stand-down: the grant is empty, nothing comes back */
 	fl_txn_end(b, written && atomic_load(&b->leader)); /* not after a stand-down: unknown */
 	xfree(b, t);
 }
@@ -84,6 +88,16 @@ static int lead(struct bfs *b)
 	return ld_claim(b);
 }
 
+/* Somebody who may hold pages now will let them go soon: not a host that is silent. */
+static bool readers_go_on(struct bfs *b)
+{
+	struct bfs_snap low = ld_lowest_reader(b, b->conf);
+	if (snap_cmp(&low, &b->conf)) return true;
+	for (u32 s = 0; s < b->sb.nhosts; s++)
+		if (s != b->slot && b->peer[s].live) return true;
+	return false;
+}
+
 /* Before a transaction starts there should be pages for an ordinary one.  Those that wait in
  * the log come first; then another chunk; and when all that is left is pinned by readers,
  * those are given time to go on (they need no lock of ours), so that a slow one costs a
@@ -92,16 +106,16 @@ static void refill(struct bfs *b)
 {
 	enum { STEP_NS = 100000, STEP_MOST_NS = 10000000, MOST_NS = 2000000000 };
 	u64 step = STEP_NS;
-	/* above the reserve that only lead duties may take (page.c), in the smallest pool too */
-	u32 low = b->sb.meta_pages / 16 < 48 ? 48 : b->sb.meta_pages / 16 < 96 ? b->sb.meta_pages / 16 : 96;
+	u32 low = 2 * pg_reserve(b), enough = pg_enough(b);
 	for (u64 waited = 0; atomic_load(&b->leader) && b->nfree < low;) {
 		int rc = 0, got = 0;
 		const struct bfs_root *r = pg_get(b, b->conf.root, BFS_PK_ROOT, &rc);
 		if (!r) return;
 		u32 waiting = r->pages_log;
-		if (waiting >= 8 && (waited || b->conf.txn > b->reuse_tried + 2)) {
+		/* in need always: when nothing commits any more, nothing else would bring the next attempt */
+		if (waiting >= 8 && (waited || b->nfree < enough || b->conf.txn > b->reuse_tried + 2)) {
 			struct txn *t;
-			if (txn_start(b, &t, true)) return;
+			if (txn_start(b, &t, PG_DUTY)) return;
 			if ((got = pg_reuse(t)) > 0) got = txn_commit(b, t) ? 0 : got;
 			else txn_drop(b, t, false), b->reuse_tried = b->conf.txn;
 		}
@@ -109,14 +123,32 @@ static void refill(struct bfs *b)
 		if (got > 16 && b->nfree >= low) return;
 		if (!ld_more_pages(b)) continue;
 		if (got > 16) continue;
-		if (b->nfree >= low / 2 || waiting < 2 * low || waited >= MOST_NS) return;
+		if (b->nfree >= enough || waiting < 4 * pg_reserve(b) || waited >= MOST_NS || !readers_go_on(b)) return;
 		b->m->ops->pause(b->m, step);
 		waited += step;
 		if (step < STEP_MOST_NS) step *= 2;
 	}
 }
 
-int op_begin(struct bfs *b, struct txn **out)
+/* All pages are in use, and nobody holds those that were given back: blocks that may go, go for them. */
+static void evict_for_pages(struct bfs *b)
+{
+	enum { ROUNDS = 64, AT_ONCE = 4 };
+	for (u32 i = 0; i < ROUNDS && atomic_load(&b->leader) && b->nfree < pg_enough(b); i++) {
+		struct txn *t;
+		const struct bfs_root *r = ld_conf_root(b);
+		/* many wait: a reader holds them, and would hold more */
+		if (b->o.evict_none || !r || r->pages_log >= 4 * pg_reserve(b) || txn_start(b, &t, PG_FREEING)) return;
+		if (ev_evict_some(t, AT_ONCE) <= 0) {
+			txn_drop(b, t, false);
+			return;
+		}
+		if (txn_commit(b, t)) return;
+		refill(b);
+	}
+}
+
+static int begin(struct bfs *b, struct txn **out, bool room)
 {
 	if (atomic_load_explicit(&b->batch_tid, memory_order_relaxed) == self()) {
 		*out = b->txn;
@@ -126,11 +158,15 @@ int op_begin(struct bfs *b, struct txn **out)
 	bfs_errmsg_clear();
 	int rc = lead(b);
 	if (!rc) refill(b);
-	if (!rc) rc = atomic_load(&b->leader) ? txn_start(b, out, false) : -EAGAIN;
+	if (!rc && room) evict_for_pages(b);
+	if (!rc) rc = atomic_load(&b->leader) ? txn_start(b, out, PG_ANY) : -EAGAIN;
 	if (rc == -EAGAIN && atomic_load(&b->leader)) ld_stand_down(b);
 	if (rc) unlk(b, &b->wlock);
 	return rc;
 }
+
+int op_begin(struct bfs *b, struct txn **out) { return begin(b, out, false); }
+int op_begin_room(struct bfs *b, struct txn **out) { return begin(b, out, true); }
 
 int op_end(struct bfs *b, struct txn *t, int rc)
 {
@@ -151,7 +187,7 @@ int bfs_batch_begin(struct bfs *b)
 {
 	struct txn *t;
 	if (atomic_load(&b->batch_tid) == self()) return bfs_fail(b, -EINVAL, "a batch is open already");
-	int rc = op_begin(b, &t);
+	int rc = op_begin_room(b, &t);
 	if (!rc) atomic_store(&b->batch_tid, self());
 	return rc;
 }

@@ -97,6 +97,7 @@ static int xent_find(struct bfs *b, const u8 *buf, u32 len, const char *name, u3
 
 /* ---- what the core computes, and the pin, which is a flag ------------------------------------------------------------------ */
 static const char virt[] = "user.beluga.";
+static const char identity[] = "user.beluga.identity"; /* of a directory: what its blocks were made by; stored as it is given */
 static const char *const virt_names[] = {"checksum", "class", "extents", "owner", "pin", "state", "version"};
 enum { V_CHECKSUM, V_CLASS, V_EXTENTS, V_OWNER, V_PIN, V_STATE, V_VERSION, NVIRT };
 #define SUMS_LISTED 1024u
@@ -117,7 +118,7 @@ static void __attribute__((format(printf, 2, 3))) put(struct text *x, const char
 
 static int virt_index(const char *name)
 {
-	if (strncmp(name, virt, sizeof virt - 1)) return -1;
+	if (strncmp(name, virt, sizeof virt - 1) || !strcmp(name, identity)) return -1;
 	for (int i = 0; i < NVIRT; i++)
 		if (!strcmp(name + sizeof virt - 1, virt_names[i])) return i;
 	return NVIRT; /* in the name space, but no such thing */
@@ -209,7 +210,7 @@ static int change_pin(struct bfs *b, u64 ino, const void *val, size_t len, int f
 	int rc = 0;
 	u8 pin = !val ? 0 : len == 4 && !memcmp(val, "hard", 4) ? BFS_OF_PINNED : len == 4 && !memcmp(val, "soft", 4) ? BFS_OF_PINNED_SOFT : 255;
 	if (pin == 255) return bfs_fail(b, -EINVAL, "user.beluga.pin is hard or soft");
-	if ((rc = op_begin(b, &t))) return rc;
+	if ((rc = op_begin_room(b, &t))) return rc;
 	const struct bfs_obj *c = ob_get(tview(t), ino, &rc);
 	if (c && !S_ISREG(c->mode) && !S_ISDIR(c->mode)) rc = bfs_fail(b, -EPERM, "only files and directories can be pinned");
 	else if (c && !pinned(c) && (!val || (flags & XATTR_REPLACE))) rc = -ENODATA;
@@ -235,12 +236,13 @@ static int change(struct bfs *b, u64 ino, const char *name, const void *val, siz
 	u32 n = 0, off, nlen = (u32)strlen(name), size = 0;
 	int rc = check_name(name);
 	if (rc) return rc;
-	if (!strncmp(name, virt, sizeof virt - 1) && virt_index(name) != V_PIN) return bfs_fail(b, -EPERM, "%s: user.beluga.* attributes are read only, but for user.beluga.pin", name);
+	if (virt_index(name) >= 0 && virt_index(name) != V_PIN) return bfs_fail(b, -EPERM, "%s: user.beluga.* attributes are read only, but for user.beluga.pin and .identity", name);
 	if (ino >> 63) return bfs_fail(b, -EPERM, "this directory is made up from the keys below it");
 	if (virt_index(name) == V_PIN) return change_pin(b, ino, val, len, flags);
 	if (len > XATTR_SIZE_MAX) return -E2BIG;
-	if ((rc = op_begin(b, &t))) return rc;
+	if ((rc = val ? op_begin_room(b, &t) : op_begin(b, &t))) return rc;
 	const struct bfs_obj *c = ob_get(tview(t), ino, &rc);
+	if (c && !S_ISDIR(c->mode) && !strcmp(name, identity)) rc = bfs_fail(b, -EPERM, "%s is a directory's", identity);
 	if (c && S_ISLNK(c->mode)) rc = -EOPNOTSUPP; /* the blob of a symbolic link is its target */
 	if (!c || rc || (rc = load(b, c, &old, &n))) goto out;
 	int found = xent_find(b, old, n, name, nlen, &off, &x);

@@ -28,12 +28,12 @@ static bool syncs(const struct ds_req *r, u32 flags) { return flags & O_DSYNC ||
  *   - with O_APPEND it opens the backing file that way, and goes on appending when fcntl has taken the flag away;
  *   - a synchronous one promises what only the core keeps;
  *   - set-user-id and set-group-id would stay;
- *   - without room ahead it has to be made as it is taken. */
-static bool comes_here(struct ds_req *r, u64 ino, u32 flags)
+ *   - without a promise of room it has to be made as it is taken. */
+static bool comes_here(struct ds_req *r, u64 ino, u64 fh, u32 flags)
 {
 	struct bfs_attr a;
 	if (!writes(flags)) return false;
-	return flags & O_APPEND || syncs(r, flags) || bfs_is_short(r->b) || bfs_getattr(r->b, ino, &a) || a.mode & (S_ISUID | S_ISGID);
+	return flags & O_APPEND || syncs(r, flags) || bfs_getattr(r->b, ino, &a) || a.mode & (S_ISUID | S_ISGID) || bfs_promise(r->b, fh);
 }
 
 /* The rest of a reply to an open. */
@@ -47,7 +47,7 @@ static int opened(struct ds_req *r, u64 ino, u32 flags, bool created, struct fp_
 		return rc;
 	}
 	o->open_flags = !created && !writes(flags) && !(flags & O_TRUNC) ? FP_O_NOFLUSH : 0;
-	if (id) o->backing_id = id, o->open_flags |= FP_O_PASSTHROUGH | (comes_here(r, ino, flags) ? FP_O_DIRECT_IO : 0);
+	if (id) o->backing_id = id, o->open_flags |= FP_O_PASSTHROUGH | (comes_here(r, ino, o->fh, flags) ? FP_O_DIRECT_IO : 0);
 	else if (ds_allows_mmap(r->d)) o->open_flags |= FP_O_DIRECT_IO | FP_O_PARALLEL_DIRECT_WRITES;
 	return 0;
 }
@@ -147,19 +147,35 @@ int ds_read(struct ds_req *r)
 	return (int)rc;
 }
 
-/* The kernel tells of a last close after close(2) has returned, so what an unlinked file held may come back in a moment. */
-static bool may_come_back(struct bfs *b, int tries)
+/* The kernel tells of a last close after close(2) has returned, so what an unlinked file held may come back in a moment,
+ * and what was closed can be evicted then. */
+static bool may_come_back(struct bfs *b, int tries, u64 *since_ns)
 {
 	enum { TRIES = 5 };
-	struct timespec t = {0, 1000000};
+	const u64 most_ns = 10000000000ull; /* a store that takes longer is worse than one that fails */
+	struct timespec t, nap = {0, 1000000};
 	struct bfs_stat s;
-	if (tries == TRIES || bfs_statfs(b, &s) || !s.norphans) return false;
-	nanosleep(&t, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	u64 now = (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+	if (!tries) *since_ns = now;
+	if (now - *since_ns > most_ns || (!bfs_room_may_come(b) && (tries >= TRIES || bfs_statfs(b, &s) || !s.norphans))) return false;
+	nanosleep(&nap, NULL);
 	return true;
 }
 
+struct answer { struct ds_req *r; u32 size; };
+static void taken(void *arg)
+{
+	const struct answer *a = arg;
+	struct fp_write_out o = {.size = a->size};
+	ds_reply(a->r, &o, sizeof o); /* if it is refused, the caller is gone */
+}
+
+/* Large stores are answered when nothing can fail any more but the memory: the caller's next request is on its way
+ * while the data is copied. */
 int ds_write(struct ds_req *r)
 {
+	enum { EARLY_BYTES = 64 << 10 };
 	const struct fp_write_in *x = ds_arg(r, sizeof *x);
 	const void *data = x ? ds_arg(r, x->size) : NULL;
 	if (!data) return -EINVAL;
@@ -168,8 +184,12 @@ int ds_write(struct ds_req *r)
 		if (rc) return rc;
 	}
 	if (ds_passthrough(r->d)) ds_pt_headroom(ds_passthrough(r->d)); /* what this one takes, others counted on */
+	struct answer a = {r, x->size};
+	bool early = x->size >= EARLY_BYTES && !syncs(r, x->flags);
 	ssize_t n;
-	for (int tries = 0; (n = bfs_write(r->b, x->fh, x->offset, data, x->size)) == -ENOSPC && may_come_back(r->b, tries); tries++) ;
+	u64 since_ns = 0;
+	for (int tries = 0; (n = bfs_write_early(r->b, x->fh, x->offset, data, x->size, early ? taken : NULL, &a)) == -ENOSPC && may_come_back(r->b, tries, &since_ns); tries++) ;
+	if (r->replied) return 0; /* what went wrong then, the next flush or fsync says */
 	struct fp_write_out o = {.size = (u32)n};
 	/* of a file with direct_io the kernel doesn't ask for it */
 	int rc = n > 0 && syncs(r, x->flags) ? bfs_fsync(r->b, x->fh) : 0;
@@ -207,7 +227,10 @@ int ds_release(struct ds_req *r)
 int ds_fallocate(struct ds_req *r)
 {
 	const struct fp_fallocate_in *x = ds_arg(r, sizeof *x);
-	return x ? bfs_fallocate(r->b, x->fh, (int)x->mode, x->offset, x->length) : -EINVAL;
+	u64 since_ns = 0;
+	int rc = -EINVAL;
+	for (int tries = 0; x && (rc = bfs_fallocate(r->b, x->fh, (int)x->mode, x->offset, x->length)) == -ENOSPC && may_come_back(r->b, tries, &since_ns); tries++) ;
+	return rc;
 }
 
 int ds_lseek(struct ds_req *r)

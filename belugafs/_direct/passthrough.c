@@ -8,6 +8,7 @@
  * last RELEASE, which the kernel sends after it has let go of the backing file.
  *
  * Passthrough together with DIRECT_IO: reads and writes come here, mappings go to the backing file. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -15,8 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 #include "server.h"
 
 struct backing_map { int32_t fd; uint32_t flags; uint64_t padding; };
@@ -25,18 +28,17 @@ struct backing_map { int32_t fd; uint32_t flags; uint64_t padding; };
 
 struct file { u64 ino; u32 opens; int32_t id; struct file *next; }; /* id 0: none of the opens has passthrough */
 
-#define NAP_NS 2000000ull /* between two looks at the room, at first */
-#define NAP_MOST_NS 25000000ull
-
 struct ds_pt {
 	struct bfs *b;
 	int fd;             /* of /dev/fuse */
 	pthread_t keeper;   /* of room ahead of writers */
-	_Atomic(u64) looked_ns;
+	pthread_t settler;  /* of what they have closed */
+	_Atomic(u64) looked_ns; /* for the last write that came here */
 	pthread_mutex_t mx; /* of what follows */
 	struct file **bucket;
-	u64 mask, n, nids, nwriters, nap_ns; /* nwriters: opens of files with an id */
-	pthread_cond_t wake;
+	u64 mask, n, nids, nwriters; /* nwriters: opens of files with an id */
+	pthread_cond_t wake, closed;
+	bool was_closed;    /* a writer, since the settler has looked */
 	bool stop;
 };
 
@@ -132,10 +134,7 @@ int ds_pt_open(struct ds_pt *p, u64 ino, u64 fh, bool write, int32_t *id)
 		/* else what is wrong is said where it matters: a read of what is damaged, a store without room */
 		else if ((rc = enter(p, ino, *id)) && *id) id_close(p->fd, *id);
 	}
-	if (!rc && *id && write) {
-		p->nap_ns = NAP_NS;
-		if (!p->nwriters++) pthread_cond_signal(&p->wake);
-	}
+	if (!rc && *id && write && !p->nwriters++) pthread_cond_signal(&p->wake);
 	pthread_mutex_unlock(&p->mx);
 	return rc;
 }
@@ -144,7 +143,10 @@ void ds_pt_release(struct ds_pt *p, u64 ino, bool write)
 {
 	pthread_mutex_lock(&p->mx);
 	struct file **at = find(p, ino), *f = *at;
-	if (f && f->id && write) p->nwriters--;
+	if (f && f->id && write) {
+		p->nwriters--, p->was_closed = true;
+		pthread_cond_signal(&p->closed);
+	}
 	if (f && !--f->opens) {
 		*at = f->next;
 		p->n--, p->nids -= f->id != 0;
@@ -155,37 +157,69 @@ void ds_pt_release(struct ds_pt *p, u64 ino, bool write)
 }
 
 /* ---- room ahead of writers ------------------------------------------------------------------------- */
-static u64 now_ns(clockid_t clock)
+static u64 now_ns(void)
 {
 	struct timespec t;
-	clock_gettime(clock, &t);
+	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
 }
 
 void ds_pt_headroom(struct ds_pt *p)
 {
-	u64 now = now_ns(CLOCK_MONOTONIC), last = atomic_load(&p->looked_ns);
-	if (now - last < NAP_NS / 2 || !atomic_compare_exchange_strong(&p->looked_ns, &last, now)) return;
+	enum { EVERY_NS = 1000000 };
+	u64 now = now_ns(), last = atomic_load(&p->looked_ns);
+	if (now - last < EVERY_NS || !atomic_compare_exchange_strong(&p->looked_ns, &last, now)) return;
 	bfs_headroom(p->b); /* what it can't do, a store finds out */
 }
 
-/* The core's tick looks, too; but in its 100 ms a writer stores hundreds of megabytes. */
+/* Whatever else runs on this machine, most of all the writers: the room that is kept for them is in proportion to how
+ * late this thread comes.  What the core asks for goes by what is empty. */
 static void *keep_room(void *arg)
 {
 	struct ds_pt *p = arg;
+	u64 nap = 0, begun = 0;
+	setpriority(PRIO_PROCESS, (id_t)gettid(), -20); /* root only, as passthrough is */
 	pthread_mutex_lock(&p->mx);
 	while (!p->stop) {
 		if (!p->nwriters) {
 			pthread_cond_wait(&p->wake, &p->mx);
+			nap = begun = 0;
 			continue;
 		}
-		u64 until = now_ns(CLOCK_REALTIME) + p->nap_ns;
-		struct timespec t = {(time_t)(until / 1000000000ull), (long)(until % 1000000000ull)};
-		/* a file that stays open for long is large by then, and looked at less often */
-		if (p->nap_ns < NAP_MOST_NS) p->nap_ns += p->nap_ns / 4;
-		if (pthread_cond_timedwait(&p->wake, &p->mx, &t) != ETIMEDOUT) continue;
 		pthread_mutex_unlock(&p->mx);
-		ds_pt_headroom(p);
+		u64 due = begun + nap, now = now_ns();
+		bfs_watch_room(p->b, begun && now > due ? now - due : 0, &nap);
+		begun = now_ns();
+		pthread_mutex_lock(&p->mx);
+		u64 until = begun + nap;
+		struct timespec t = {(time_t)(until / 1000000000ull), (long)(until % 1000000000ull)};
+		while (!p->stop && p->nwriters && pthread_cond_timedwait(&p->wake, &p->mx, &t) != ETIMEDOUT) ;
+	}
+	pthread_mutex_unlock(&p->mx);
+	return NULL;
+}
+
+/* ---- what was closed -------------------------------------------------------------------------------- */
+/* Often the kernel still has the backing file open when it says that the last one has closed: tried again after 1 ms, 2 ms,
+ * and so on, until all are finished. */
+static void *settle(void *arg)
+{
+	enum { NAP_NS = 1000000, NAP_MOST_NS = 100000000 };
+	struct ds_pt *p = arg;
+	u64 nap = 0; /* 0: nothing waits */
+	pthread_mutex_lock(&p->mx);
+	while (!p->stop) {
+		if (p->was_closed) p->was_closed = false, nap = NAP_NS;
+		if (!nap) {
+			pthread_cond_wait(&p->closed, &p->mx);
+			continue;
+		}
+		u64 until = now_ns() + nap;
+		struct timespec t = {(time_t)(until / 1000000000ull), (long)(until % 1000000000ull)};
+		while (!p->stop && pthread_cond_timedwait(&p->closed, &p->mx, &t) != ETIMEDOUT) ;
+		if (p->stop) break;
+		pthread_mutex_unlock(&p->mx);
+		nap = bfs_settle(p->b) ? nap < NAP_MOST_NS / 2 ? 2 * nap : NAP_MOST_NS : 0;
 		pthread_mutex_lock(&p->mx);
 	}
 	pthread_mutex_unlock(&p->mx);
@@ -197,6 +231,7 @@ int ds_pt_start(struct bfs *b, int fuse, int probe, struct ds_pt **out)
 {
 	enum { BUCKETS = 1024 };
 	sigset_t all, before;
+	pthread_condattr_t monotonic;
 	int id = id_open(fuse, probe), rc;
 	if (id < 0) return id;
 	id_close(fuse, id);
@@ -208,11 +243,22 @@ int ds_pt_start(struct bfs *b, int fuse, int probe, struct ds_pt **out)
 	}
 	p->b = b, p->fd = fuse, p->mask = BUCKETS - 1;
 	pthread_mutex_init(&p->mx, NULL);
-	pthread_cond_init(&p->wake, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&p->wake, &monotonic);
+	pthread_cond_init(&p->closed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	sigfillset(&all);
 	sigdelset(&all, SIGBUS), sigdelset(&all, SIGSEGV), sigdelset(&all, SIGFPE), sigdelset(&all, SIGILL);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	rc = -pthread_create(&p->keeper, NULL, keep_room, p);
+	if (!rc && (rc = -pthread_create(&p->settler, NULL, settle, p))) {
+		pthread_mutex_lock(&p->mx);
+		p->stop = true;
+		pthread_cond_signal(&p->wake);
+		pthread_mutex_unlock(&p->mx);
+		pthread_join(p->keeper, NULL);
+	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (rc) {
 		free(p->bucket);
@@ -237,12 +283,15 @@ void ds_pt_free(struct ds_pt *p)
 	pthread_mutex_lock(&p->mx);
 	p->stop = true;
 	pthread_cond_signal(&p->wake);
+	pthread_cond_signal(&p->closed);
 	pthread_mutex_unlock(&p->mx);
 	pthread_join(p->keeper, NULL);
+	pthread_join(p->settler, NULL);
 	for (u64 i = 0; i <= p->mask; i++)
 		for (struct file *f = p->bucket[i], *next; f; f = next) next = f->next, free(f);
 	free(p->bucket);
 	pthread_cond_destroy(&p->wake);
+	pthread_cond_destroy(&p->closed);
 	pthread_mutex_destroy(&p->mx);
 	free(p);
 }

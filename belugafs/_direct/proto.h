@@ -6,10 +6,13 @@
 #define BELUGAFS_DIRECT_PROTO_H
 
 #include <stdint.h>
+#include <sys/ioctl.h>
 
 #define FP_MAJOR 7
 #define FP_MINOR 40u
 #define FP_MINOR_LEAST 31u /* Linux 5.4 */
+
+#define FP_IOC_CLONE _IOR(229, 0, uint32_t)
 
 enum fp_op {
 	FP_LOOKUP = 1, FP_FORGET = 2, FP_GETATTR = 3, FP_SETATTR = 4, FP_READLINK = 5, FP_SYMLINK = 6, FP_MKNOD = 8, FP_MKDIR = 9,

@@ -1,6 +1,6 @@
-/* Threads that read requests from /dev/fuse, call the handler, and write the reply.
+/* Threads that take requests, call the handler, and write the reply.
  *
- * `threads` of them wait in read(2) at a time; the kernel gives a request to one of them, and that one
+ * `threads` of them wait for a request at a time (device.c); the kernel gives a request to one of them, and that one
  * serves it to its end: no queue, no hand-over.  A call of the core may wait (a seal whose leader is
  * silent); so a watcher adds a thread when all have been busy with one request for WAIT_NS, and such
  * threads end when enough wait again.
@@ -18,12 +18,17 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+#include "device.h"
 #include "server.h"
 
 #define PAGE 4096u
+/* What a file is written by goes into requests no larger than this: while the data of one is copied into the pool, and is
+ * in the cache from the kernel's copy, that of the next comes (ds_write).  Larger ones cost more processor time, not less. */
+#define WRITE_BYTES (1u << 20)
 #define OUT_BYTES (1u << 20) /* listings, attributes */
 #define WAIT_NS 50000000ull
 #define LOG_ERROR 40
@@ -37,6 +42,7 @@ struct ds {
 	u64 offered, flags;
 	int ended_fd, watch_fd;
 	_Atomic(u64) requests;
+	struct ds_pace pace;
 	_Atomic(int) end;      /* -1: still going */
 	_Atomic(bool) stop;
 	pthread_mutex_t mx;    /* of what follows */
@@ -51,13 +57,6 @@ struct ds {
 	struct ds_pt *pt;      /* NULL: no passthrough */
 	int pt_error;
 };
-
-static u64 mono_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
-}
 
 static void say(struct ds *d, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 static void say(struct ds *d, int level, const char *fmt, ...)
@@ -76,15 +75,17 @@ struct ds_pt *ds_passthrough(const struct ds *d) { return d->pt; }
 size_t ds_room(const struct ds *d) { return d->max_write > DS_BUFFER_LEAST ? d->max_write : DS_BUFFER_LEAST; }
 
 /* ---- replies ------------------------------------------------------------------------------------ */
-static int put(struct ds *d, struct iovec *v, int n)
+static int put(const struct ds_req *r, struct iovec *v, int n)
 {
-	while (writev(d->c.fd, v, n) < 0) {
+	int rc = 0;
+	while (writev(r->from, v, n) < 0) {
 		if (errno == EINTR) continue;
 		/* the caller was killed meanwhile, or the mount is gone: nobody waits for this reply */
-		if (errno == ENOENT || errno == ENODEV || errno == ECONNABORTED) return 0;
-		return -errno;
+		if (errno != ENOENT && errno != ENODEV && errno != ECONNABORTED) rc = -errno;
+		break;
 	}
-	return 0;
+	ds_replied(&r->d->pace);
+	return rc;
 }
 
 int ds_replyv(struct ds_req *r, const struct iovec *body, int n)
@@ -94,7 +95,7 @@ int ds_replyv(struct ds_req *r, const struct iovec *body, int n)
 	if (n > 255) return -EINVAL;
 	for (int i = 0; i < n; i++) h.len += (u32)body[i].iov_len, v[i + 1] = body[i];
 	v[0] = (struct iovec){&h, sizeof h};
-	int rc = put(r->d, v, n + 1);
+	int rc = put(r, v, n + 1);
 	if (!rc) r->replied = true;
 	return rc;
 }
@@ -109,7 +110,7 @@ static void reply_error(struct ds_req *r, int rc)
 {
 	struct fp_out h = {.unique = r->in->unique, .len = sizeof h, .error = rc};
 	struct iovec v = {&h, sizeof h};
-	if ((rc = put(r->d, &v, 1))) say(r->d, LOG_ERROR, "the reply to a request was refused: %s", strerror(-rc));
+	if ((rc = put(r, &v, 1))) say(r->d, LOG_ERROR, "the reply to a request was refused: %s", strerror(-rc));
 }
 
 const char *ds_name(struct ds_req *r, size_t *len)
@@ -171,19 +172,21 @@ static int dispatch(struct ds_req *r)
 static int told(struct ds *d, u32 op, int rc)
 {
 	const char *name = op < FP_OPS && ops[op].name ? ops[op].name : "a request", *text = bfs_errmsg();
-	if (rc != -EIO && rc != -EAGAIN) return rc;
+	bool lost = rc == -ENOENT && *text; /* no ordinary miss: its backing file is gone */
+	if (rc != -EIO && rc != -EAGAIN && !lost) return rc;
 	if (!*text) text = strerror(-rc);
 	/* Whoever reads a damaged block asks for each of its pages, and then tries again. */
 	pthread_mutex_lock(&d->mx);
 	bool again = !strncmp(text, d->last_error, sizeof d->last_error - 1);
 	if (!again) snprintf(d->last_error, sizeof d->last_error, "%s", text);
 	pthread_mutex_unlock(&d->mx);
-	if (!again) say(d, rc == -EIO ? LOG_ERROR : LOG_WARNING, "%s: %s", name, text);
+	if (!again) say(d, rc == -EAGAIN ? LOG_WARNING : LOG_ERROR, "%s: %s", name, text);
+	if (lost) return rc;
 	/* EAGAIN comes from a host that lost the lead; to the caller it would say that a descriptor would block */
 	return -EIO;
 }
 
-static void serve(struct ds *d, const u8 *buf, size_t n, u8 *out)
+static void serve(struct ds *d, int from, const u8 *buf, size_t n, u8 *out)
 {
 	const struct fp_in *in = (const void *)buf;
 	if (n < sizeof *in || in->len != n || (size_t)in->ext_words * 8 > n - sizeof *in) {
@@ -192,7 +195,7 @@ static void serve(struct ds *d, const u8 *buf, size_t n, u8 *out)
 	}
 	if (in->opcode == FP_FORGET || in->opcode == FP_BATCH_FORGET) return; /* nothing is held for an inode that the kernel knows */
 	if (in->opcode == FP_INTERRUPT) return; /* what is asked is answered soon: nothing here waits for another caller */
-	struct ds_req r = {.d = d, .b = d->b, .in = in, .arg = buf + sizeof *in, .arg_len = n - sizeof *in - (size_t)in->ext_words * 8, .out = out, .out_cap = OUT_BYTES};
+	struct ds_req r = {.d = d, .b = d->b, .in = in, .from = from, .arg = buf + sizeof *in, .arg_len = n - sizeof *in - (size_t)in->ext_words * 8, .out = out, .out_cap = OUT_BYTES};
 	int rc = dispatch(&r);
 	if (rc && r.replied) say(d, LOG_ERROR, "request %u answered, and failed: %s", in->opcode, strerror(-rc));
 	else if (!r.replied) reply_error(&r, rc ? told(d, in->opcode, rc) : 0);
@@ -229,23 +232,26 @@ static void *loop(void *arg)
 	struct ds *d = p->d;
 	struct memory m = p->m;
 	u32 i = p->i;
+	struct ds_port port;
 	bool surplus = false;
 	sigset_t mask;
 	free(p);
 	sigfillset(&mask); /* those of the process are the main thread's; those of a fault can't be anybody else's */
 	sigdelset(&mask, wake_signal()), sigdelset(&mask, SIGBUS), sigdelset(&mask, SIGSEGV), sigdelset(&mask, SIGFPE), sigdelset(&mask, SIGILL);
 	pthread_sigmask(SIG_SETMASK, &mask, NULL);
+	ds_port_open(&port, d->c.fd, &d->pace);
 	while (!surplus && !atomic_load(&d->stop)) {
-		ssize_t n = read(d->c.fd, m.buf, m.buf_len);
+		int from;
+		ssize_t n = ds_port_read(&port, m.buf, m.buf_len, &d->stop, &from);
 		if (n < 0) {
 			/* ENOENT: the request was interrupted while it was being read */
 			if (errno == EINTR || errno == EAGAIN || errno == ENOENT) continue;
 			over(d, errno);
 			break;
 		}
-		atomic_store_explicit(&d->t[i].busy_ns, mono_ns(), memory_order_relaxed);
+		atomic_store_explicit(&d->t[i].busy_ns, ds_now_ns(), memory_order_relaxed);
 		atomic_fetch_add_explicit(&d->requests, 1, memory_order_relaxed);
-		serve(d, m.buf, (size_t)n, m.out);
+		serve(d, from, m.buf, (size_t)n, m.out);
 		atomic_store_explicit(&d->t[i].busy_ns, 0, memory_order_relaxed);
 		if (i >= d->c.threads) { /* added by the watcher: is it still needed? */
 			u32 waiting = 0;
@@ -255,6 +261,7 @@ static void *loop(void *arg)
 			pthread_mutex_unlock(&d->mx);
 		}
 	}
+	ds_port_close(&port);
 	munmap(m.map, m.map_len);
 	pthread_mutex_lock(&d->mx);
 	d->t[i].state = OUT;
@@ -296,7 +303,7 @@ static void *watch(void *arg)
 	while (!atomic_load(&d->stop) && atomic_load(&d->end) < 0) {
 		struct timespec t = {0, WAIT_NS / 2};
 		nanosleep(&t, NULL);
-		u64 now = mono_ns();
+		u64 now = ds_now_ns();
 		bool stuck = true;
 		pthread_mutex_lock(&d->mx);
 		for (u32 i = 0; i < DS_THREADS_MAX && stuck; i++) {
@@ -316,7 +323,7 @@ static int agree(struct ds *d, const u8 *buf, size_t n)
 {
 	const struct fp_in *in = (const void *)buf;
 	const struct fp_init_in *x = (const void *)(in + 1);
-	struct ds_req r = {.d = d, .in = in};
+	struct ds_req r = {.d = d, .in = in, .from = d->c.fd};
 	if (n < sizeof *in + 16 || in->opcode != FP_INIT) return -EPROTO;
 	if (x->major != FP_MAJOR || x->minor < FP_MINOR_LEAST) {
 		reply_error(&r, -EPROTO);
@@ -333,7 +340,7 @@ static int agree(struct ds *d, const u8 *buf, size_t n)
 	d->max_write = pages * PAGE;
 	struct fp_init_out out = {
 		.major = FP_MAJOR, .minor = x->minor < FP_MINOR ? x->minor : FP_MINOR, .max_readahead = x->max_readahead, .flags = (u32)d->flags, .flags2 = (u32)(d->flags >> 32),
-		.max_background = 64, .congestion_threshold = 48, .max_write = d->max_write, .time_gran = 1, .max_pages = (u16)pages,
+		.max_background = 64, .congestion_threshold = 48, .max_write = d->max_write < WRITE_BYTES ? d->max_write : WRITE_BYTES, .time_gran = 1, .max_pages = (u16)pages,
 		/* how many filesystems may lie on top of each other, this one not counted: a tmpfs, and nothing below */
 		.max_stack_depth = d->flags & FP_I_PASSTHROUGH ? 1 : 0,
 	};
@@ -348,7 +355,7 @@ int ds_start(struct bfs *b, const struct ds_config *c, struct ds **out)
 	struct sigaction sa = {.sa_handler = on_signal};
 	struct ds *d = calloc(1, sizeof *d);
 	if (!d) return -ENOMEM;
-	d->b = b, d->c = *c;
+	d->b = b, d->c = *c, d->pace.spin_ns = c->spin_ns, d->pace.processors = get_nprocs();
 	if (!d->c.threads) d->c.threads = 1;
 	if (d->c.threads > DS_THREADS_MAX / 2) d->c.threads = DS_THREADS_MAX / 2;
 	if (!d->c.max_pages) d->c.max_pages = 32;

@@ -1,5 +1,6 @@
 /* The direct transport: a server of the FUSE protocol on /dev/fuse itself, one thin layer over the core.
- *   server.c    threads, reading requests, replies, INIT
+ *   server.c    threads, replies, INIT
+ *   device.c    requests come from /dev/fuse
  *   names.c     look-up, attributes, names, extended attributes, statfs
  *   listing.c   directories
  *   files.c     open files
@@ -23,6 +24,7 @@ struct ds_req { /* one request, while it is served */
 	struct ds *d;
 	struct bfs *b;
 	const struct fp_in *in;
+	int from;        /* the descriptor on which it came, and the reply goes */
 	const u8 *arg;   /* behind the header */
 	size_t arg_len;
 	u8 *out;         /* room for a reply, DS_OUT bytes at least */
@@ -41,6 +43,7 @@ struct ds_config {
 	u32 max_pages;      /* of a request, as far as the kernel lets */
 	u32 threads;        /* that wait for requests at a time */
 	int passthrough;    /* directory pools: a regular file of the pool's tmpfs, to try passthrough with; -1: without */
+	u32 spin_ns;        /* how long to look for the next request before sleeping, where they come quickly; 0: not at all */
 	bool sync;          /* each write is one of a descriptor opened with O_SYNC */
 	ds_control *control;
 	ds_still_open *still_open; /* NULL: not publish=close */

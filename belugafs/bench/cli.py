@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -38,6 +39,8 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
         ("belugafs bench /mnt/beluga", "on a mount; nothing in it is evicted"),
         ("belugafs bench --sizes 64K --clients 1 --seconds 10", "one question, quickly"),
         ("belugafs bench --plot bench.svg --json >bench.json", "to keep"),
+        ("belugafs bench --library", "the client library instead, beside a dict and FUSE"),
+        ("belugafs bench --library --peers --blocks 1000000", "with LMDB and Mooncake, some GB"),
     ],
     exits=(
         Exit.OK,
@@ -101,6 +104,32 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
     type=click.Path(),
     help="The directory to compare with.",
 )
+@click.option(
+    "--library",
+    "of_library",
+    is_flag=True,
+    help="Measure the client library instead, on pools of this process below --tmpfs.",
+)
+@click.option(
+    "--blocks",
+    metavar="N",
+    type=click.IntRange(20_000),
+    help="With --library: blocks of the large pool; as many as fit.  [default: 10000000]",
+)
+@click.option(
+    "--block",
+    "block_bytes",
+    metavar="SIZE",
+    default="256K",
+    show_default=True,
+    callback=size_value,
+    help="With --library: size of the blocks that are leased.",
+)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="With --library: beside LMDB on tmpfs and Mooncake's shared memory, if installed.",
+)
 @click.option("--plot", type=click.Path(), help="Draw the ratios into this file (.svg, .png).")
 @json_option
 def bench_command(
@@ -111,15 +140,19 @@ def bench_command(
     rounds: int,
     budget_s: float,
     tmpfs: str,
+    of_library: bool,
+    blocks: int | None,
+    block_bytes: str,
+    peers: bool,
     plot: str | None,
     as_json: bool,
 ) -> int:
     """Measure a mount beside tmpfs and memcpy, in one run.
 
-    Reading, writing with rename, stat, a miss, listing, and mounting; through the page cache and
-    past it (O_DIRECT). Each is measured in rounds that go from one place to the other and back, so
-    that a noisy machine disturbs both, and the ratio is the median of the rounds' ratios: trust it
-    before the figures.
+    Reading, mapping, writing with rename, stat, a miss, listing, and mounting; through the page
+    cache and past it (O_DIRECT). Each is measured in rounds that go from one place to the other and
+    back, so that a noisy machine disturbs both, and the ratio is the median of the rounds' ratios:
+    trust it before the figures.
 
     Without MOUNT a pool in memory is made, mounted, and removed. In MOUNT a directory is used and
     removed.
@@ -130,6 +163,12 @@ def bench_command(
 
     if plot is not None:
         plotting.pyplot()  # find out now, not after minutes
+    if of_library:
+        if mount is not None:
+            raise click.UsageError("--library makes its own pools: leave MOUNT out")
+        return _library(tmpfs, blocks, int(block_bytes), rounds, budget_s, peers, plot, as_json)
+    if peers or blocks is not None:
+        raise click.UsageError("--peers and --blocks are for --library")
     room = plan.room_bytes(sizes_bytes, client_counts)
     with (
         terminable(),
@@ -170,8 +209,41 @@ def bench_command(
     return Exit.OK
 
 
+def _library(
+    directory: str,
+    many: int | None,
+    block_bytes: int,
+    rounds: int,
+    budget_s: float,
+    with_peers: bool,
+    plot: str | None,
+    as_json: bool,
+) -> int:
+    from belugafs.bench.library import report, run
+
+    if not os.path.isdir(directory):
+        raise PoolError(f"{directory} is no directory; say where tmpfs is with --tmpfs", Exit.USAGE)
+    plan = run.Plan(
+        many=10_000_000 if many is None else many,
+        block_bytes=block_bytes,
+        rounds=rounds,
+        budget_s=budget_s,
+        with_peers=with_peers,
+        directory=directory,
+    )
+    with terminable(), _bar(None, shown=not as_json) as step:
+        outcome = run.run(plan, step)
+    if as_json:
+        say(json.dumps(report.as_dict(outcome), indent=1))
+    else:
+        report.print_tables(outcome)
+    if plot is not None:
+        report.draw(outcome, plot)
+    return Exit.OK
+
+
 @contextlib.contextmanager
-def _bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
+def _bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str], None]]:
     """A bar on standard error, if that is a terminal and ``shown``."""
     if not shown or not sys.stderr.isatty():
         yield lambda text: None

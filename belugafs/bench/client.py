@@ -103,6 +103,29 @@ def _read(job: Job) -> Operation:
     return read
 
 
+def _map(job: Job) -> Operation:
+    size_bytes: int = job["size_bytes"]
+    paths = _paths(job)
+
+    def map_and_touch(fd: int) -> int:
+        with mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
+            touched = len(memory[::_PAGE_BYTES])  # a byte of each
+        return min(touched * _PAGE_BYTES, size_bytes)
+
+    def opened() -> int:
+        fd = os.open(next(paths), os.O_RDONLY)
+        try:
+            return map_and_touch(fd)
+        finally:
+            os.close(fd)
+
+    if job["mode"] == "opened":
+        return opened
+    fds = [os.open(next(paths), os.O_RDONLY) for _ in range(min(job["files"], 8))]
+    turns = itertools.cycle(fds)
+    return lambda: map_and_touch(next(turns))
+
+
 def _written(job: Job) -> str:
     return f"{job['dir']}/w{job['index']}"
 
@@ -187,6 +210,7 @@ def _memcpy(job: Job) -> Operation:
 
 _CASES = {
     "read": _read,
+    "map": _map,
     "write": _write,
     "stat": _stat,
     "miss": _miss,

@@ -10,6 +10,10 @@ FILE_CASES = {
         "dropped": "open, read, close; nothing of the file in the page cache",
         "kept": "read of an open file that is in the page cache",
     },
+    "map": {
+        "opened": "open, map, touch every page, unmap, close",
+        "kept": "map of an open file, touch every page, unmap",
+    },
     "write": {
         "direct": "create O_DIRECT, write, close, rename",
         "buffered": "create, write, close, rename",

@@ -25,6 +25,18 @@ def pyplot() -> Any:
     return pyplot
 
 
+def save(figure: Any, path: str) -> None:
+    """Write a figure of ``pyplot`` to a file and close it; what can't be written, or is of a kind
+    that matplotlib doesn't know, is a PoolError."""
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise PoolError(f"{path}: {error}", Exit.USAGE) from error
+    finally:
+        pyplot().close(figure)
+
+
 def draw(results: "list[Result]", path: str) -> None:
     """A panel for each size, ratio to tmpfs over clients, a line for each way; the format is
     that of the file's name. Raises PoolError."""
@@ -50,10 +62,4 @@ def draw(results: "list[Result]", path: str) -> None:
         panel.set_title(format_size(size_bytes) if size_bytes else "names")
         panel.legend(fontsize="small")
     panels[0][0].set_ylabel("rate of the mount / rate of tmpfs")
-    figure.tight_layout()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise PoolError(f"{path}: {error}", Exit.USAGE) from error
-    finally:
-        plt.close(figure)
+    save(figure, path)

@@ -24,6 +24,8 @@ from pathlib import Path
 
 _WRAPPER = Path("/sbin/mount.belugafs")
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
+_MOUNT_LIMIT_S = 15.0
+_UNKNOWN_LIMIT_S = 2.0
 
 
 class DemoError(Exception):
@@ -225,6 +227,7 @@ class DemoMount:
     def close(self, keep: bool = False) -> None:
         """Remove mount, mount point, pool and log, in whatever state they are."""
         if not keep:
+            self._await_mount(_MOUNT_LIMIT_S)
             # What was there before us is not ours to unmount.
             if self._began_mount and mount_entry(self.path) is not None:
                 with contextlib.suppress(DemoError):
@@ -245,6 +248,18 @@ class DemoMount:
                 with contextlib.suppress(OSError):
                     self.path.rmdir()
         self._log.unlink(missing_ok=True)
+
+    def _await_mount(self, limit_s: float) -> None:
+        """Where ``mount`` was interrupted, its command still runs, and what it mounts is ours to
+        unmount: it is there before it ends."""
+        if not self._began_mount:
+            return
+        # Interrupted before it was noted which process that is: it can only be waited for.
+        deadline = time.monotonic() + (limit_s if self._daemon is not None else _UNKNOWN_LIMIT_S)
+        while mount_entry(self.path) is None and time.monotonic() < deadline:
+            if self._daemon is not None and self._daemon.poll() is not None:
+                return
+            time.sleep(0.02)
 
     def _check(self, ran: Ran, command: Sequence[str]) -> None:
         if ran.code != 0:

@@ -23,6 +23,10 @@ from belugafs.options import Transport
 DIRECT_SINCE = (6, 6)
 """Linux: files that don't go through the page cache can be mapped (FUSE_DIRECT_IO_ALLOW_MMAP)."""
 
+WANTED_PAGES = 1024
+"""Of a request of direct, 4 MiB: a block of the usual size goes in one. As root it raises the
+kernel's limit to that."""
+
 
 class TransportError(Exception):
     """Mounting failed; the text says why and what to do."""
@@ -49,6 +53,9 @@ class Plan:
     publish_close: bool
     passthrough_fd: int = -1
     """A file of the pool's tmpfs, to ask the kernel for passthrough with; -1: without."""
+    spin_us: int = 0
+    """How long the direct transport looks for the next request before it sleeps, where they come
+    that quickly."""
 
 
 class Session(Protocol):

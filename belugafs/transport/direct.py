@@ -11,7 +11,7 @@ import trio
 from belugafs import _native, mounts
 from belugafs.control import ControlDirectory
 from belugafs.opener import Opener, has_open
-from belugafs.transport import Plan, TransportError
+from belugafs.transport import WANTED_PAGES, Plan, TransportError
 from belugafs.transport.control_replies import ControlReplies
 from belugafs.transport.mounting import mount
 from belugafs.transport.passthrough import WORKS, refusal
@@ -19,8 +19,6 @@ from belugafs.transport.passthrough import note as lack_of_it
 
 log = logging.getLogger("belugafs.transport")
 
-WANTED_PAGES = 1024
-"""4 MiB a request: a block of the usual size goes in one."""
 DEFAULT_PAGES = 256
 _LIMIT_FILE = Path("/proc/sys/fs/fuse/max_pages_limit")
 THREADS_MAX = 8
@@ -100,6 +98,7 @@ class DirectSession:
                 still_open=self._still_open if self._plan.publish_close else None,
                 passthrough=self._plan.passthrough_fd,
                 sync="sync" in self._plan.switches,
+                spin_us=self._plan.spin_us,
             )
         except OSError as error:
             advice = "; -o transport=pyfuse3" if error.errno == errno.EPROTO else ""

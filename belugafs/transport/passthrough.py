@@ -38,7 +38,7 @@ class Wish(NamedTuple):
 def wish(asked: Passthrough, pool_fd: int, transport: Choice, *, is_directory_pool: bool) -> Wish:
     """Whether to ask the kernel for it. ``pool_fd`` is a file of the pool."""
     if asked == "off":
-        return Wish(-1, "asked for", is_lack=False)
+        return Wish(-1, "passthrough=off", is_lack=False)
     if not is_directory_pool:
         return Wish(-1, "only the files of a directory pool can be passed through", is_lack=False)
     if transport.name != "direct":

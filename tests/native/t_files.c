@@ -1505,6 +1505,51 @@ static void settle_both(struct bfs *A, struct bfs *B)
 	}
 }
 
+/* What a killed writer left on A goes first, whoever leads; who reads it on A, opened before it was given up, after that, or
+ * after B has evicted it, by an old look, never reads what came to its place. */
+static void t_abandoned_elsewhere(void)
+{
+	struct bfs *A, *B;
+	struct bfs_opts ob;
+	struct bfs_attr a;
+	static u8 buf[40000], other[40000], got[40000];
+	pattern(1, 0, buf, sizeof buf);
+	pattern(2, 0, other, sizeof other);
+	for (int when = 0; when < 3; when++) {
+		u64 fa, r = 0, x, freed;
+		make_pool(64, 0);
+		A = b;
+		ob = opts;
+		ob.uuid[0] = 2, ob.follower = true;
+		OK(bfs_create(A, 1, N("f"), 0644, 0, 0, O_RDWR, &a, &fa));
+		u64 ino = a.ino;
+		IS(bfs_write(A, fa, 0, buf, sizeof buf), (ssize_t)sizeof buf);
+		if (when == 0) OK(bfs_open(A, ino, O_RDONLY, &r));
+		OK(bfs_flush(A, fa, true));
+		OK(bfs_release(A, fa));
+		if (when == 1) OK(bfs_open(A, ino, O_RDONLY, &r));
+		OK(bfs_attach(&mem, &ob, &B));
+		leads(B);
+		OK(bfs_evict(B, 1, &freed));
+		CHECK(freed == 10, "%llu granules were evicted", (unsigned long long)freed);
+		if (when == 2) OK(bfs_open(A, ino, O_RDONLY, &r));
+		settle_both(A, B);
+		leads(B);
+		OK(bfs_create(B, 1, N("all"), 0644, 0, 0, O_RDWR, &a, &x));
+		for (u64 off = 0; bfs_write(B, x, off, other, sizeof other) == (ssize_t)sizeof other; off += sizeof other) {}
+		ssize_t n = bfs_read(A, r, 0, got, sizeof got);
+		CHECK(n == -ESTALE || (n == (ssize_t)sizeof buf && !memcmp(got, buf, sizeof buf)), "when %d: %s, or another file's bytes", when, text(n));
+		OK(bfs_release(A, r));
+		OK(bfs_flush(B, x, false));
+		OK(bfs_release(B, x));
+		settle_both(A, B);
+		b = B;
+		OK(bfs_detach(A, true));
+		check_space();
+		drop_pool();
+	}
+}
+
 /* A file that is open on A, and has lost its names there, is A's: another host that still knows it, by an open file or an
  * old look, stores nothing into it, for A gives its space away when it closes. */
 static void t_orphans(void)
@@ -1757,11 +1802,103 @@ static void t_threads(void)
 	drop_pool();
 }
 
+/* ---- stores that are answered before the data is copied ------------------------------------------ */
+static struct bfs_mem_ops failing;
+static int (*sound)(struct bfs_mem *m, void *dst, const void *src, size_t len, u64 *sum);
+static int copies; /* that still succeed */
+static int fails(struct bfs_mem *m, void *dst, const void *src, size_t len, u64 *sum) { return copies-- > 0 ? sound(m, dst, src, len, sum) : -EIO; }
+
+struct told { u64 ino, size, fh; u32 times; };
+static void told(void *arg)
+{
+	struct told *t = arg;
+	t->times++;
+	if (t->ino) CHECK(attr(t->ino).size == t->size, "size of who asks now: %llu", (unsigned long long)attr(t->ino).size);
+	if (t->fh) OK(bfs_release(b, t->fh)); /* a last reference without a close before it */
+}
+
+static void t_early(void)
+{
+	enum { LEN = 700000 };
+	u8 *buf = malloc(LEN);
+	struct told t = {0};
+	struct bfs_attr a;
+	u64 ino, fh;
+	make_pool(64, 0);
+	pattern(3, 0, buf, LEN);
+
+	fh = create(1, "f", O_RDWR, &ino);
+	for (u64 off = 0; off < LEN; off += LEN / 2) {
+		t = (struct told){.ino = ino, .size = off + LEN / 2};
+		IS(bfs_write_early(b, fh, off, buf + off, LEN / 2, told, &t), LEN / 2);
+		CHECK(t.times == (b->back ? 0 : 1), "told %u times", t.times);
+	}
+	close_(fh);
+	CHECK(attr(ino).state == BFS_ST_SEALED, "sealed");
+	check_block(ino, 3, LEN);
+	/* what was sealed once may have to be as it was: nothing is said ahead */
+	t = (struct told){0};
+	fh = open_(ino, O_RDWR);
+	IS(bfs_write_early(b, fh, 0, buf, LEN, told, &t), LEN);
+	CHECK(!t.times, "a rewrite was told of ahead");
+	close_(fh);
+	IS(bfs_write_early(b, fh, 0, buf, LEN, told, &t), -EBADF);
+	if (!b->back) {
+		t.fh = create(1, "let go", O_RDWR, &ino);
+		IS(bfs_write_early(b, t.fh, 0, buf, LEN, told, &t), LEN);
+		CHECK(attr(ino).state == BFS_ST_SEALED, "sealed by who came last");
+		check_block(ino, 3, LEN);
+	}
+	detach(true);
+	attach();
+	for (int good = 0; good < 3 && !opts.directory; good++) { /* the memory fails behind the answer */
+		char name[16];
+		failing = *mem.ops, sound = failing.copy_in_sum, failing.copy_in_sum = fails, copies = good;
+		snprintf(name, sizeof name, "lost%d", good);
+		fh = create(1, name, O_RDWR, &ino);
+		write_(fh, 0, buf, 100);
+		const struct bfs_mem_ops *was = mem.ops;
+		mem.ops = &failing;
+		t = (struct told){0};
+		long n = bfs_write_early(b, fh, 262144, buf, 3 * 262144 / 2 + 50, told, &t);
+		mem.ops = was;
+		IS(n, good < 2 ? -EIO : 3 * 262144 / 2 + 50); /* two chunks, the second up to the end of the file */
+		CHECK(t.times == 1, "told");
+		IS(bfs_flush(b, fh, false), n < 0 ? -EIO : 0);
+		OK(bfs_flush(b, fh, false)); /* said once */
+		OK(bfs_release(b, fh));
+		a = attr(ino);
+		CHECK(a.state == (n < 0 ? BFS_ST_ABANDONED : BFS_ST_SEALED), "state %u", a.state);
+		if (n < 0) CHECK(a.size == 100, "size %llu", (unsigned long long)a.size);
+		detach(false);
+		attach();
+		CHECK(attr(ino).state == a.state, "stays so");
+	}
+	if (!opts.directory) { /* and before it: nobody is told */
+		fh = create(1, "dead", O_RDWR, &ino);
+		OK(bfs_reserve(b, fh, LEN));
+		struct bfs_extent *e = &hd_get(b, fh)->in->ext[0];
+		u8 *data = al_mem(b, e->addr);
+		size_t len = (size_t)e->len * BFS_GRANULE;
+		t = (struct told){0};
+		OK(mprotect(data, len, PROT_NONE));
+		long n = bfs_write_early(b, fh, 0, buf, LEN, told, &t);
+		OK(mprotect(data, len, PROT_READ | PROT_WRITE));
+		IS(n, -EIO);
+		CHECK(!t.times, "told of memory that isn't there");
+		close_(fh);
+		CHECK(attr(ino).size == 0, "size");
+	}
+	free(buf);
+	drop_pool();
+}
+
 static const struct test tests[] = {
+	{"early", t_early, false},
 	{"basic", t_basic, false}, {"unlink", t_unlink, false}, {"crash", t_crash, false}, {"killed", t_killed, false}, {"class", t_class, false}, {"sparse", t_sparse, false},
 	{"corrupt", t_corrupt, false}, {"bad", t_bad, false}, {"room", t_room, false}, {"room-class", t_room_class, false},
 	{"promise", t_promise, true}, {"put-back", t_put_back, false}, {"room-crash", t_room_crash, false}, {"room-corrupt", t_room_corrupt, false}, {"tmpfile", t_tmpfile, false}, {"batch", t_batch, false}, {"hazard", t_hazard, false}, {"held", t_held, false},
-	{"hosts", t_hosts, false}, {"orphans", t_orphans, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
+	{"hosts", t_hosts, false}, {"orphans", t_orphans, false}, {"abandoned-elsewhere", t_abandoned_elsewhere, false}, {"dead", t_dead, false}, {"model", t_model, true}, {"threads", t_threads, true},
 };
 
 int main(int argc, char **argv) { return run_tests(tests, sizeof tests / sizeof *tests, argc, argv); }

@@ -572,7 +572,7 @@ static u64 second_at, second_store, known; /* known: what the leader had acknowl
 static void publish_then_again(void)
 {
 	make(&host[0], 'd');
-	known = host[1].stores ? 0 : host[0].b->snap.txn;
+	known = host[1].stores ? 0 : ld_newest(host[0].b).txn;
 	host[0].stores = 0, host[0].die_at = second_store;
 	host[1].call_at = second_at, host[1].call = play;
 }
@@ -603,7 +603,7 @@ static void adopting(void)
 				refreshing(odd, i, j, 0);
 				u64 stores = host[0].stores;
 				for (u64 store = 1; store <= stores; store++)
-					if (!refreshing(odd, i, j, store) && host[1].b->snap.txn < known)
+					if (!refreshing(odd, i, j, store) && ld_newest(host[1].b).txn < known)
 						die("torn: a root was adopted that wasn't the newest when it was pinned: steps %llu and %llu, store %llu", (unsigned long long)i, (unsigned long long)j, (unsigned long long)store);
 			}
 	}

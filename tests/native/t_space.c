@@ -345,6 +345,28 @@ static void pin(u64 ino, const char *what) { OK(bfs_setxattr(b, ino, PIN, what, 
 
 /* Unpinned ones first, then soft ones, hard ones never; also where a whole region is emptied for
  * blocks of another size; and what is made meanwhile goes before a soft one. */
+/* A reader keeps all pages until there are too few for anybody; when it goes on, they are there at once, though nothing
+ * has been committed since they were looked for. */
+static void t_reader(void)
+{
+	struct rd r;
+	u64 ns, k = 0;
+	u8 key[8], block[4096] = {0};
+	int rc = 0;
+	make_pool(8, 0);
+	OK(bfs_ns_create(b, "ns", &ns));
+	OK(rd_begin(b, &r));
+	while (!rc) {
+		memcpy(key, &k, sizeof k), k++;
+		if (!(rc = bfs_block_put(b, ns, key, sizeof key, block, sizeof block))) rc = bfs_block_delete(b, ns, key, sizeof key);
+	}
+	IS(rc, -ENOSPC);
+	rd_end(&r);
+	memcpy(key, &k, sizeof k);
+	OK(bfs_block_put(b, ns, key, sizeof key, block, sizeof block));
+	drop_pool();
+}
+
 static void t_pins(void)
 {
 	u64 dir[3], freed, ino;
@@ -484,7 +506,7 @@ static void t_young(void)
 
 static const struct test tests[] = {
 	{"young", t_young, false},
-	{"evict", t_evict, false}, {"pins", t_pins, false}, {"all", t_all, false}, {"reap", t_reap, false}, {"full", t_full, false},
+	{"evict", t_evict, false}, {"pins", t_pins, false}, {"all", t_all, false}, {"reap", t_reap, false}, {"full", t_full, false}, {"reader", t_reader, false},
 	{"alloc", t_alloc, true}, {"capacity", t_capacity, false}, {"frag", t_frag, true},
 };
 

@@ -227,6 +227,7 @@ def test_filesystem_without_nameless_files(
     assert [path.name for path in shm.iterdir()] == ["p"]
 
 
+@pytest.mark.alone("huge_pages")
 def test_hugetlbfs(core: Core, run: Run) -> None:
     setting = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     if os.geteuid() != 0:

@@ -240,6 +240,17 @@ def test_read_write(core_pool: Any) -> None:
         core_pool.read(fh, 0, 1)
 
 
+def test_closing_gives_up_an_open_batch(attach: Any, pool_file: Path) -> None:
+    """As after an exception between its calls; it used to wait for itself."""
+    pool = attach(pool_file)
+    ns = pool.ns_create("llama")
+    pool.batch_begin()
+    pool.block_put(ns, b"k" * 32, b"x" * 4096)
+    pool.close()
+    again = attach(pool_file)
+    assert again.block_exists(again.ns_create("llama"), b"k" * 32, 32) == b"\0"
+
+
 def test_listing_batches(core_pool: Any) -> None:
     names = {b"n%d" % number for number in range(100)}
     for name in names:

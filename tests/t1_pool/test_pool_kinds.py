@@ -66,13 +66,20 @@ def shm() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def hugetlbfs() -> Iterator[Path]:
+def hugetlbfs(
+    alone: Callable[[str], contextlib.AbstractContextManager[None]],
+) -> Iterator[Path]:
     """A hugetlbfs with at least 20 free pages of 2 MiB; the machine's setting is put back."""
     setting = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     if os.geteuid() != 0:
         pytest.skip("needs root to set nr_hugepages and to mount hugetlbfs")
     if not setting.exists():
         pytest.skip("this kernel has no 2 MiB huge pages")
+    with alone("huge_pages"):
+        yield from _hugetlbfs(setting)
+
+
+def _hugetlbfs(setting: Path) -> Iterator[Path]:
     former = setting.read_text()
     try:
         setting.write_text(str(int(former) + 20))

@@ -3,6 +3,7 @@ directory pool in a tmpfs of its own."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ import pytest
 
 native = pytest.importorskip("belugafs._native", reason="the C core isn't built (make build)")
 
+ROOT = native.ROOT_INO
+MIB = 1 << 20
 SIZE_BYTES = 24 << 20
 
 
@@ -65,6 +68,8 @@ class Memory:
             os.ftruncate(self.fd, size_bytes)
             native.mkfs(self.fd, size_bytes, uuid=bytes(16), inodes=inodes, hosts=2, **mkfs)
         self.pool = self.join()
+        self.taken: list[int] = []
+        """Handles of a test's own, to be released before the pool is closed."""
 
     def join(self) -> Any:
         return native.Pool(
@@ -133,3 +138,38 @@ class Memory:
             found.update(name.decode() for name, *_ in entries)
             after = entries[-1][1]
         return found
+
+
+class Writer:
+    """Somebody who stores into a file without the core: as a process does that has it open, or
+    mapped, through the kernel's passthrough."""
+
+    def __init__(self, memory: Memory, ino: int = 0, name: str = "f") -> None:
+        self.pool = memory.pool
+        if ino:
+            self.ino, self.fh = ino, self.pool.open(ino, os.O_RDWR)
+        else:
+            attr, self.fh = self.pool.create(ROOT, name, flags=os.O_RDWR)
+            self.ino = attr.ino
+        fd = self.pool.backing_fd(self.fh, True)
+        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+
+    def write(self, off: int, data: bytes) -> None:
+        assert os.pwrite(self.fd, data, off) == len(data)
+
+    def map(self) -> mmap.mmap:
+        return mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+
+    def close(self, *, killed: bool = False) -> None:
+        """As the kernel does it: FLUSH while the file is open, RELEASE when it is not."""
+        self.pool.flush(self.fh, killed=killed)
+        os.close(self.fd)
+        self.pool.release(self.fh)
+
+
+def content(memory: Memory, ino: int) -> bytes:
+    fh = memory.pool.open(ino, os.O_RDONLY)
+    try:
+        return bytes(memory.pool.read(fh, 0, 64 * MIB))
+    finally:
+        memory.pool.release(fh)

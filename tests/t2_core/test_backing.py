@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import Memory, directory_pool, native
+from core_memory import MIB, ROOT, Memory, Writer, content, directory_pool, native
 
-ROOT = native.ROOT_INO
 CHUNK = 256 << 10
-MIB = 1 << 20
 EVERYTHING = 1 << 40
 
 
@@ -35,43 +33,8 @@ def memory() -> Iterator[Memory]:
     memory.close()
 
 
-class Writer:
-    """Somebody who stores into a file without the core: as a process does that has it open, or
-    mapped, through the kernel's passthrough."""
-
-    def __init__(self, memory: Memory, ino: int = 0, name: str = "f") -> None:
-        self.pool = memory.pool
-        if ino:
-            self.ino, self.fh = ino, self.pool.open(ino, os.O_RDWR)
-        else:
-            attr, self.fh = self.pool.create(ROOT, name, flags=os.O_RDWR)
-            self.ino = attr.ino
-        fd = self.pool.backing_fd(self.fh, True)
-        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-
-    def write(self, off: int, data: bytes) -> None:
-        assert os.pwrite(self.fd, data, off) == len(data)
-
-    def map(self) -> mmap.mmap:
-        return mmap.mmap(self.fd, os.fstat(self.fd).st_size)
-
-    def close(self, *, killed: bool = False) -> None:
-        """As the kernel does it: FLUSH while the file is open, RELEASE when it is not."""
-        self.pool.flush(self.fh, killed=killed)
-        os.close(self.fd)
-        self.pool.release(self.fh)
-
-
 def xattr(memory: Memory, ino: int, name: str) -> str:
     return str(memory.pool.getxattr(ino, f"user.beluga.{name}").decode())
-
-
-def content(memory: Memory, ino: int) -> bytes:
-    fh = memory.pool.open(ino, os.O_RDONLY)
-    try:
-        return bytes(memory.pool.read(fh, 0, 64 * MIB))
-    finally:
-        memory.pool.release(fh)
 
 
 def problems(memory: Memory, **how: Any) -> tuple[dict[str, int], list[tuple[int, str]]]:
@@ -180,7 +143,10 @@ def test_written_again_is_ordinary_and_has_new_sums(memory: Memory, how: str) ->
 @pytest.mark.parametrize("adds", [True, False])
 def test_a_file_that_is_put_together_in_several_openings(memory: Memory, adds: bool) -> None:
     """A block once it has another name, if each opening only added to it."""
-    ino = memory.put(ROOT, "f.tmp", 300_000)
+    first = Writer(memory, name="f.tmp")
+    first.write(0, b"first" * 60_000)
+    first.close()
+    ino = first.ino
     writer = Writer(memory, ino)
     writer.write(300_000 if adds else 299_999, b"more" * 100_000)
     writer.close()
@@ -340,45 +306,50 @@ def test_metadata_alone_is_no_pool_and_a_flat_pool_no_directory(memory: Memory) 
             native.Pool(fd, size, host_uuid=b"h" * 16, boot_id=b"b" * 16, data_fd=data_fd)
 
 
-def test_room_is_made_ahead_of_writers() -> None:
-    """Eight writers, of files larger than what the core keeps free, on a full pool: the kernel
-    never says ENOSPC, and the cap is never passed."""
-    memory = Memory(kind="directory", size_bytes=96 << 20)
-    size, failures, stop = 4 * MIB, [], threading.Event()
+def test_added_to_before_the_kernel_has_let_go(memory: Memory) -> None:
+    """It says that the last one has closed, and has the backing file open for a moment yet: who
+    only adds to the file then still leaves a block."""
+    pool = memory.pool
+    writer = Writer(memory)
+    writer.write(0, b"a" * MIB)
+    pool.flush(writer.fh)
+    pool.release(writer.fh)
+    closing = threading.Timer(0.005, os.close, [writer.fd])
+    closing.start()
+    again = Writer(memory, ino=writer.ino)
+    again.write(MIB, b"b" * MIB)
+    again.close()
+    closing.join()
+    assert pool.settle() == 0
+    pool.rename(ROOT, "f", ROOT, "g")
+    assert xattr(memory, writer.ino, "class") == "block"
+    assert content(memory, writer.ino) == b"a" * MIB + b"b" * MIB
 
-    def write(number: int) -> None:
-        try:
-            for i in range(25):
-                _, fh = memory.pool.create(ROOT, f"w{number}-{i}", flags=os.O_RDWR)
-                fd = os.open(f"/proc/self/fd/{memory.pool.backing_fd(fh, True)}", os.O_RDWR)
-                for off in range(0, size, MIB):
-                    assert os.pwrite(fd, bytes([number]) * MIB, off) == MIB
-                memory.pool.flush(fh)
-                os.close(fd)
-                memory.pool.release(fh)
-        except BaseException as failure:
-            failures.append(failure)
 
-    def timer() -> None:
-        while not stop.wait(0.005):
-            memory.pool.headroom()
-            memory.pool.tick()
-
-    for i in range(20):  # a full pool, and what a file is likely to get
-        memory.put(ROOT, f"old{i}", size)
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
-    ticker = threading.Thread(target=timer)
-    for thread in [*threads, ticker]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    ticker.join()
-    assert not failures, failures[0]
-    numbers = memory.pool.statfs()
-    assert numbers["used_granules"] <= numbers["data_granules"]
-    assert numbers["evicted_blocks"] > 100
-    memory.close()
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+def test_removed_while_it_is_still_mapped(memory: Memory, how: str) -> None:
+    """Closed, and not finished, since somebody may store into it: its inode comes back with the
+    call that removes it, its space with the mapping."""
+    pool = memory.pool
+    before = pool.statfs()
+    writer = Writer(memory)
+    writer.write(0, b"x" * MIB)
+    mapping = writer.map()
+    writer.close()
+    assert pool.settle() == 1
+    if how == "unlink":
+        pool.unlink(ROOT, "f")
+    else:
+        memory.put(ROOT, "other", 0)
+        pool.rename(ROOT, "other", ROOT, "f")
+        pool.unlink(ROOT, "f")
+    now = pool.statfs()
+    assert now["inodes_used"] == before["inodes_used"]
+    assert now["norphans"] == now["open_files"] == 0
+    assert pool.settle() == 0
+    assert mapping[MIB - 1] == ord("x")
+    mapping.close()
+    assert pool.statfs()["used_granules"] == before["used_granules"]
 
 
 # ---- crashes ------------------------------------------------------------------------------------

@@ -128,8 +128,13 @@ def test_the_timer_reaps_before_slots_are_out(memory: Memory) -> None:
         pool.mknod(ROOT, f"f{made}", 0o100644)
         made += 1
     assert reaped(memory) == 0
-    pool.tick()
-    assert reaped(memory) == 50
+    before = -1
+    while reaped(memory) > before:  # some at a time where few metadata pages are free
+        before = reaped(memory)
+        pool.tick()
+    numbers = pool.statfs()
+    assert numbers["inodes"] - numbers["inodes_used"] >= numbers["inodes"] // 16
+    assert len(memory.names(engine)) == 50 - before
 
 
 def test_nor_with_evict_none(memory: Memory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +13,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 KIB = 1 << 10
 MIB = 1 << 20
+
+BOTH_KINDS = pytest.mark.parametrize(
+    "pool_kind",
+    [
+        "file",
+        pytest.param(
+            "directory",
+            marks=pytest.mark.skipif(
+                os.geteuid() != 0, reason="only root may mount the tmpfs of a directory pool"
+            ),
+        ),
+    ],
+)
+"""For tests that make pools of one kind and of the other, whatever the rest of the run has."""
+
+
+@contextlib.contextmanager
+def open_files_limit(wanted: int) -> Iterator[int]:
+    """How many files this process may have open meanwhile: as wanted, where that may be set."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, before[1])))
+    except ValueError:  # no CAP_SYS_RESOURCE
+        limit = before[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def content(name: str, size: int) -> bytes:
@@ -109,3 +139,12 @@ def wait_for(condition: Any, limit_s: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not so after {limit_s} s"
         time.sleep(0.01)
+
+
+def expect_blocks_of(directory: Path, size_bytes: int) -> None:
+    """What is made in it from now on is taken to become no larger. What may become of any size has
+    its stores seen by the daemon, unless the pool is large."""
+    path = directory / "expected"
+    with open(path, "wb") as file:
+        file.truncate(size_bytes)
+    path.unlink()

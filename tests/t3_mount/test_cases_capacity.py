@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -55,7 +56,10 @@ def test_nothing_left_to_evict(mounted_pool: Any, block: int) -> None:
     when they are closed."""
     top = mounted_pool.path
     fill(mounted_pool, block)
-    held = {name: os.open(top / name, os.O_RDONLY) for name in names(top)}
+    held = {}
+    for name in names(top):
+        with contextlib.suppress(FileNotFoundError):  # room is made ahead, also now
+            held[name] = os.open(top / name, os.O_RDONLY)
     last = ""
     try:
         with pytest.raises(OSError) as caught:
@@ -97,7 +101,7 @@ def test_admission_is_a_use(mounted_pool: Any, block: int) -> None:
     whole = int(mounted_pool.stats()["data_granules"]) * 4096
     put(top, "A", block)
     count = 1
-    while used_bytes(top) < 0.9 * whole:
+    while used_bytes(top) < 0.8 * whole:  # where nothing is evicted yet, for room ahead either
         put(top, f"old/{count}", block)
         count += 1
     assert get(top, "A") == content("A", block)

@@ -110,15 +110,15 @@ def test_by_default_the_half_file_is_there_and_marked(mounted_pool: Any, count: 
             continue
         data = (top / name).read_bytes()
         assert data == content(name, SIZE)[: len(data)]
-        state = os.getxattr(top / name, "user.beluga.state")
+        state = mounted_pool.settled_state(top / name)
         # killed between its last write and its close, it is marked too
-        assert state == b"abandoned" or (state == b"sealed" and len(data) == SIZE)
-        assert len(data) == SIZE or state == b"abandoned"
-        if state == b"abandoned":
+        assert state == "abandoned" or (state == "sealed" and len(data) == SIZE)
+        assert len(data) == SIZE or state == "abandoned"
+        if state == "abandoned":
             marked.append(name)
         else:  # closed before the kill: a block like any other, which needn't go before another
             (top / name).unlink()
-        assert os.getxattr(top / "older", "user.beluga.state") == b"sealed"
+        assert mounted_pool.settled_state(top / "older") == "sealed"
     assert marked
     before = int(mounted_pool.stats()["evicted_blocks"])
     number = 0
@@ -137,4 +137,4 @@ def test_output_of_a_command_that_timeout_ends(mounted_pool: Any) -> None:
     subprocess.run(["bash", "-c", script], cwd=top, check=True, timeout=30)
     assert os.stat(top / "f").st_size > 100
     assert set((top / "f").read_bytes()) == {ord("x"), ord("\n")}
-    assert os.getxattr(top / "f", "user.beluga.state") == b"sealed"
+    assert mounted_pool.settled_state(top / "f") == "sealed"

@@ -108,6 +108,7 @@ def test_a_backing_file_that_somebody_has_removed(mounted_pool: Any) -> None:
         os.open(top / "lost", os.O_RDONLY)
     assert caught.value.errno == errno.ENOENT
     assert int(mounted_pool.stats()["backing_lost"]) >= 1
+    assert "its backing file data/" in mounted_pool.log()
     assert (top / "kept").read_bytes() == b"kept" * 1000
     mounted_pool.umount()
     done = mounted_pool.command("belugafs.fsck", "-y", str(mounted_pool.pool_path))

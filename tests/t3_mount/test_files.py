@@ -32,7 +32,7 @@ def opened(path: Path, flags: int, mode: int = 0o644) -> Any:
         os.close(fd)
 
 
-def test_vllm_stores_and_loads_a_block(top: Path) -> None:
+def test_vllm_stores_and_loads_a_block(mounted_pool: Any, top: Path) -> None:
     """tmp name, O_EXCL and O_DIRECT, one write of the whole, rename; then one read."""
     data = mmap.mmap(-1, 5 * MIB)
     data.write(os.urandom(5 * MIB))
@@ -48,7 +48,7 @@ def test_vllm_stores_and_loads_a_block(top: Path) -> None:
         assert os.readv(fd, [back]) == 5 * MIB
     assert back[:] == data[:]
     assert os.getxattr(top / "block", "user.beluga.class") == b"block"
-    assert os.getxattr(top / "block", "user.beluga.state") == b"sealed"
+    assert mounted_pool.settled_state(top / "block") == "sealed"
     with pytest.raises(FileExistsError):
         os.open(top / "block", flags)
 

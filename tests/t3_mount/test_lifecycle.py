@@ -353,8 +353,7 @@ def test_a_killed_writer_does_not_seal(mounted_pool: Any, how: str, publish: str
         assert not path.exists()
         assert "victim" not in os.listdir(mounted_pool.path)
         return
-    state = os.getxattr(path, "user.beluga.state")
-    assert state == (b"abandoned" if how == "kill" else b"sealed")
+    assert mounted_pool.settled_state(path) == ("abandoned" if how == "kill" else "sealed")
     assert path.read_bytes() == b"x" * 5000
 
 
@@ -438,20 +437,17 @@ def test_a_writer_that_becomes_another_program_has_closed(
         "os.execvp('sh', ['sh', '-c', 'echo ready; read line'])\n"
     )
 
-    def state(name: str) -> bytes:
-        return os.getxattr(top / name, "user.beluga.state")
-
     with subprocess.Popen(
         [sys.executable, "-c", code, str(top)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert state("closed") == b"sealed"
+        assert unmounted_pool.settled_state(top / "closed") == "sealed"
         if publish == "close":
             assert os.listdir(top) == ["closed"]
         else:
-            assert state("kept") == b"new"
+            assert os.getxattr(top / "kept", "user.beluga.state") == b"new"
         process.stdin.write(b"\n")
     for name in ("closed", "kept"):
-        assert state(name) == b"sealed"
+        assert unmounted_pool.settled_state(top / name) == "sealed"
         assert (top / name).read_bytes() == b"x" * 5000

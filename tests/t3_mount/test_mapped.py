@@ -15,27 +15,14 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from blocks import MIB, wait_for
+from blocks import BOTH_KINDS, MIB, wait_for
 
 SIZE = 700_000  # the last of three checksummed chunks is short
 WORKER = os.path.join(os.path.dirname(__file__), "mapping_worker.py")
 PROCESSES = 16
 
-both_kinds = pytest.mark.parametrize(
-    "pool_kind",
-    [
-        "file",
-        pytest.param(
-            "directory",
-            marks=pytest.mark.skipif(
-                os.geteuid() != 0, reason="only root may mount the tmpfs of a directory pool"
-            ),
-        ),
-    ],
-)
 
-
-@both_kinds
+@BOTH_KINDS
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -83,7 +70,7 @@ def _verified(mounted_pool: Any, path: Path) -> tuple[int, int]:
     return found["checked_bytes"], found["unchecked_bytes"]
 
 
-@both_kinds
+@BOTH_KINDS
 @pytest.mark.parametrize(
     ("way", "verify"),
     [

@@ -68,7 +68,7 @@ def test_facts(mounted_pool: Any) -> None:
         file.write(b"x" * 10000)
         assert os.getxattr(path, "user.beluga.state") == b"new"
         assert os.getxattr(path, "user.beluga.owner") == b"0"
-    assert os.getxattr(path, "user.beluga.state") == b"sealed"
+    assert mounted_pool.settled_state(path) == "sealed"
     assert os.getxattr(path, "user.beluga.owner") == b"none"
     assert os.getxattr(path, "user.beluga.checksum").startswith(b"xxh3 262144 1\n")
     if not mounted_pool.pool_path.is_dir():
@@ -85,6 +85,7 @@ def test_facts(mounted_pool: Any) -> None:
     version = int(os.getxattr(path, "user.beluga.version"))
     with open(path, "r+b") as file:
         file.write(b"y")
+    assert mounted_pool.settled_state(path) == "sealed"
     assert int(os.getxattr(path, "user.beluga.version")) > version
     assert os.getxattr(path, "user.beluga.class") == b"ordinary"
 
@@ -159,5 +160,14 @@ def test_commands_on_nothing(mounted_pool: Any, pool_dir: Any) -> None:
 def test_doctor(mounted_pool: Any) -> None:
     done = mounted_pool.command("belugafs.cli", "doctor")
     assert done.returncode == 0, done.stdout
-    for word in ("kernel", "/dev/fuse", "pyfuse3", "passthrough", "huge pages", "cache flush"):
+    for word in (
+        "kernel",
+        "/dev/fuse",
+        "pyfuse3",
+        "libfuse",
+        "transport",
+        "passthrough",
+        "huge pages",
+        "cache flush",
+    ):
         assert word in done.stdout

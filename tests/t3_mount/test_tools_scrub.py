@@ -40,6 +40,7 @@ def test_scrubbing_finds_damage_that_nobody_reads(unmounted_pool: Any) -> None:
         (unmounted_pool.path / directory / "f").write_bytes(os.urandom(3 * MIB))
     hurt = unmounted_pool.path / "a/b/f"
     assert hurt.read_bytes()  # it was right once
+    assert unmounted_pool.settled_state(hurt) == "sealed"
     _damage(unmounted_pool, hurt)
     unmounted_pool.expect_log(r"/a/b/f is damaged: the checksum of bytes 0 to 262143 is wrong")
     unmounted_pool.expect_log("read: ")

@@ -17,6 +17,8 @@ from belugafs.demo.contract import DemoOptions, EngineRun, Runner
 from belugafs.demo.flow import NumpyEngine, run_demo
 from belugafs.demo.mounting import DemoError, DemoMount, mount_entry
 
+# What a demo leaves is looked for on the whole machine.
+pytestmark = [pytest.mark.alone("machine"), pytest.mark.timeout(300)]
 SMALL = DemoOptions(prompt_tokens=260, new_tokens=4, block_tokens=64)
 CAN_MOUNT = os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK)
 

@@ -19,10 +19,15 @@ from belugafs.demo.contract import DemoOptions
 from belugafs.demo.flow import run_demo
 from belugafs.demo.mounting import DemoError, DemoMount, mount_entry
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK),
-    reason="needs root and /dev/fuse",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK),
+        reason="needs root and /dev/fuse",
+    ),
+    # Another test looks for what demos leave on the machine.
+    pytest.mark.alone("machine"),
+    pytest.mark.timeout(300),
+]
 
 OPTIONS = DemoOptions(size="1M", prompt_tokens=260, new_tokens=2, timeout_s=60)
 
@@ -180,6 +185,32 @@ def test_sigterm_cleans_up(stand_in: Path) -> None:
         assert child.wait(60) == 128 + signal.SIGTERM
     assert mount_entry(mountpoint) is None
     assert not Path(f"/dev/shm/belugafs-demo-{child.pid}.pool").exists()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["", "before it is known what runs"])
+def test_a_mount_that_is_interrupted_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: bool
+) -> None:
+    """The command that mounts goes on when we are told to end."""
+    made = DemoMount(tmp_path / "pool", None, "16M")
+    made.make()
+    sleep = time.sleep
+
+    def interrupted(_: float) -> None:
+        monkeypatch.setattr(time, "sleep", sleep)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.mount()
+    assert mount_entry(made.path) is None
+    if not known:
+        made._daemon = None
+    made.close()
+    sleep(0.3)  # it would be there by now
+    assert mount_entry(made.path) is None
+    assert not made.path.exists()
+    assert not made.pool.exists()
 
 
 def test_nothing_is_mounted_over_another_mount(stand_in: Path) -> None:

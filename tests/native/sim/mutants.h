@@ -131,7 +131,7 @@ static const struct mutant mutants[] = {
 	{MUT_DEAD_GRANTS_REUSED, "dead-grants-reused", NULL, NULL},
 	{MUT_KILLED_NOT_FLUSHED, "killed-not-flushed", NULL, NULL},
 	{MUT_COPY_NOT_FLUSHED, "copy-not-flushed", NULL, "seen by t_races, which kills a writer at each of its accesses"},
-	{MUT_REREGISTER_IS_DEATH, "reregister-is-death", NULL, "no hold outlives its process yet: the announcements are in its memory, so registering again ends them anyway"},
+	{MUT_REREGISTER_IS_DEATH, "reregister-is-death", NULL, "holds outlive a daemon where other processes have them: t_lease, leases-not-taken-over"},
 	{MUT_HELD_NO_SCAN_NUMBER, "held-no-scan-number", NULL, "seen by t_races, which changes the list at each step of its reading"},
 	{MUT_SLOT_NO_SPLITTER, "slot-no-splitter", NULL, NULL},
 	{MUT_QUAR_NOT_WAITED, "quar-not-waited", NULL, NULL},

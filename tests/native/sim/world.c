@@ -251,7 +251,7 @@ static void expect(struct hostw *h, int rc, const char *call)
 }
 static void look_at_snap(struct hostw *h)
 {
-	struct bfs_snap s = h->b->snap;
+	struct bfs_snap s = ld_newest(h->b);
 	if (tag_cmp(s.term, s.txn, h->seen_term, h->seen_txn) < 0)
 		sim_fail(S(), "h%d: its state went back from (%u, %llu) to (%u, %llu)", h->id, h->seen_term, (unsigned long long)h->seen_txn, s.term, (unsigned long long)s.txn);
 	h->seen_term = s.term, h->seen_txn = s.txn;
@@ -460,7 +460,7 @@ static void do_rewrite(struct hostw *h, u32 place)
 	expect(h, rc, "open for writing");
 	if (rc) { /* truncated or not */
 		ev_close(h, e, EV_FAIL, S()->step);
-		if (whole && rc != -EBUSY && rc != -ENOENT && rc != -ESTALE) W->mixed[place] = true;
+		if (whole && rc != -EBUSY && rc != -ENOENT && rc != -ESTALE) W->mixed[place] = true, W->mixes[place]++;
 		return;
 	}
 	if (w) {
@@ -478,8 +478,9 @@ static void do_rewrite(struct hostw *h, u32 place)
 		if (rc >= 0 && chance(250) && (rc = do_hole(h, fh, n))) expect(h, rc, "write into a hole");
 		/* What was written over may have been longer by then, or nothing was.  Another host may also
 		 * have sealed a longer file in between, over which this write was done anew: only what is
-		 * there when the close is through says. */
+		 * there when the close is through says, and only while nobody else has begun to. */
 		bool was = W->mixed[place];
+		u32 mine = ++W->mixes[place];
 		W->mixed[place] = true;
 		if (rc < 0 && !o && !whole) {
 			ev_close(h, e, EV_FAIL, S()->step);
@@ -489,7 +490,7 @@ static void do_rewrite(struct hostw *h, u32 place)
 		} else {
 			sim_note(S(), h->id, "flush", place, w);
 			flush_until(h, fh, a.ino, e);
-			if (!bfs_getattr(h->b, a.ino, &a) && a.size == n && a.state == BFS_ST_SEALED) W->mixed[place] = was;
+			if (!bfs_getattr(h->b, a.ino, &a) && a.size == n && a.state == BFS_ST_SEALED && W->mixes[place] == mine) W->mixed[place] = was;
 		}
 	}
 	expect(h, bfs_release(h->b, fh), "release");

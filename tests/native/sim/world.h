@@ -95,6 +95,7 @@ struct world {
 	u32 fates;
 	struct { int phase, one; u32 blows, polls; u64 torn; bool over; } duel;
 	bool mixed[W_PLACES];      /* was written over in part: the sum says that it is as written, no more */
+	u32 mixes[W_PLACES];       /* how often that was said */
 	u8 given[BFS_HOSTS_MAX]; /* slots that the operator gave away */
 	u64 ops, acks, reads, hits; /* of this run */
 };

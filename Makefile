@@ -39,12 +39,13 @@ setup: system build wrappers
 system:
 	@tools/system_packages.sh
 
-# Re-run when the dependencies or the build description changed. setuptools is in the venv, and
-# build isolation off, so that `make build` uses the same one without a download.
+# Re-run when the dependencies or the build description changed. setuptools is in the venv, so that
+# `make build` needs no download; what is installed builds apart, each with the tools it asks for
+# (without setuptools_scm, a pyfuse3 that is built here would be one of version 0.0.0).
 $(SETUP_STAMP): pyproject.toml setup.py | system
 	@test -x $(PY) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' wheel
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[test,dev]'
 	@touch $@
 
 venv: $(SETUP_STAMP)

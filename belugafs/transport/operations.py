@@ -421,7 +421,7 @@ class Operations(pyfuse3.Operations):
             self._writers[fh] = opener
 
     @_edge
-    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
         if fh >= _CONTROL_HANDLE:
             return self._control_files.read(fh, off, size)
         # The reply is written before any other handler runs, so one buffer does for all: a new

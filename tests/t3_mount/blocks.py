@@ -8,7 +8,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,20 @@ def running(*works: Any) -> Iterator[list[BaseException]]:
             assert not thread.is_alive(), "a call on the mount hangs"
 
 
-def wait_for(condition: Any, limit_s: float = 10) -> None:
-    """Until a condition holds; fails when the time is over."""
+def wait_for(
+    condition: Any, limit_s: float = 10, why: Callable[[], str] = lambda: "not so"
+) -> None:
+    """Until a condition holds; fails, and says why, when the time is over."""
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, f"not so after {limit_s} s"
+        assert time.monotonic() < deadline, f"{why()} after {limit_s} s"
         time.sleep(0.01)
+
+
+def expect_used(top: Path, used: int) -> None:
+    """That df comes to show this, in bytes. The kernel doesn't wait for the daemon when a file is
+    closed, so what was deleted while it was open goes a moment after the close."""
+    wait_for(lambda: used_bytes(top) == used, why=lambda: f"{used_bytes(top)} in use, not {used}")
 
 
 def expect_blocks_of(directory: Path, size_bytes: int) -> None:

@@ -343,6 +343,16 @@ class MountedPool:
                 return self.pool_path, place + offset - start
         raise AssertionError(f"{path} has no extent at {offset}")
 
+    def damage(self, path: Path, offset: int) -> None:
+        """Flip a bit in the pool's memory, of a sealed file: before, it would be content."""
+        assert self.settled_state(path) == "sealed"
+        where, place = self.stored_at(path, offset)
+        with open(where, "r+b") as file:
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte[0] ^ 1]))
+
     def stats(self) -> dict[str, str]:
         """The pairs of ``.beluga/stats``."""
         return _pairs(self.path / ".beluga/stats")

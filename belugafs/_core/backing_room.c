@@ -128,18 +128,15 @@ int bk_room(struct bfs *b, u64 want, u32 round)
 }
 
 /* ---- what a file may get ------------------------------------------------------------------------- */
-/* As the last block of its directory, or the large ones of the pool. */
+/* As is expected of its place, or the large ones of the pool. */
 static u64 guess(struct bfs *b, const struct bfs_inode *in, bool *unsure)
 {
 	enum { LEAST = 256 };
 	struct rd r;
-	int rc = 0;
-	u64 n = 0;
+	u64 n;
 	*unsure = true;
 	if (rd_begin(b, &r)) return LEAST;
-	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
-	const struct bfs_obj *d = o && o->parent && !(o->parent >> 63) ? ob_get(&r.v, o->parent, &rc) : NULL;
-	if (d && S_ISDIR(d->mode)) n = d->u.d.guess;
+	n = gs_expected(&r.v, in->ino, true);
 	rd_end(&r);
 	*unsure = !n;
 	return max64(max64(n, atomic_load(&b->back->guess)), LEAST);

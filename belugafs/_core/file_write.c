@@ -180,18 +180,15 @@ int fl_zero_gap(struct bfs *b, struct bfs_inode *in, u64 from, u64 to, bool crea
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------- */
-/* What a file is likely to get: what the last one of its directory had, else a
- * quarter of what it has: that much stands in df while it is written. */
+/* As much as the last one of its directory, at first (what is known above isn't taken: it would be room that
+ * small files hold for nothing); then a quarter of what it has: that much stands in df while it is written. */
 static u64 growth(struct bfs *b, struct bfs_inode *in, u64 need)
 {
 	struct rd r;
-	int rc = 0;
-	u64 have = atomic_load(&in->granules), n = 0;
+	u64 have = atomic_load(&in->granules), n;
 	if (have) return min64(max64(have / 4, COW_UNIT), b->sb.region_granules);
 	if (rd_begin(b, &r)) return 0;
-	const struct bfs_obj *o = ob_get(&r.v, in->ino, &rc);
-	const struct bfs_obj *d = o && o->parent && !(o->parent >> 63) ? ob_get(&r.v, o->parent, &rc) : NULL;
-	if (d && S_ISDIR(d->mode)) n = d->u.d.guess;
+	n = gs_expected(&r.v, in->ino, false);
 	rd_end(&r);
 	return n > need ? min64(n - need, 4ull * b->sb.region_granules) : 0;
 }

@@ -252,7 +252,7 @@ struct bfs_obj { /* 240 bytes, 16 to a page */
 		struct {
 			u64 entries;
 			u32 subdirs;
-			u32 guess; /* granules of the block last sealed here that wasn't empty */
+			u32 guess; /* granules of the block last sealed here, or the first of a directory here, that wasn't empty */
 		} d;
 	} u;
 	u32 nsums;

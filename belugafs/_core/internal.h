@@ -401,6 +401,8 @@ int in_held(struct bfs *b, int (*add)(void *arg, u64 addr, u32 len), void *arg);
 bool in_evict_begin(struct bfs *b, u64 ino);
 void in_evict_end(struct bfs *b);
 void in_unlinked(struct bfs *b, u64 ino); /* an acknowledged transaction has taken a name: of one that nobody has open, and that isn't settled, nothing is waited for */
+u64 gs_expected(struct view *v, u64 ino, bool above);           /* guess.c: granules that a new file is likely to get; 0: nothing is known.  above: by directories above its own */
+void gs_learn(struct txn *t, const struct bfs_obj *o, u64 size); /* a block is sealed; a failure is the transaction's */
 int sl_seal(struct txn *t, struct bfs_inode *in);              /* seal.c: inside a transaction */
 int sl_recover(struct bfs *b);                                 /* own rows and unsealed objects after a crash */
 int sl_pending(struct bfs *b);                                 /* 1: a crash left something in the own slot; rows are read */

@@ -175,17 +175,6 @@ static int set_sums(struct txn *t, struct bfs_obj *o, const u64 *s, u32 n)
 	return t->poison;
 }
 
-/* size of the file last sealed in a directory: what the next one is likely to get */
-static void set_guess(struct txn *t, const struct bfs_obj *o, u64 size)
-{
-	int rc = 0;
-	const struct bfs_obj *d = o->parent && !(o->parent >> 63) ? ob_get(tview(t), o->parent, &rc) : NULL;
-	if (!size) return; /* an empty one says nothing of the next */
-	if (!d || !S_ISDIR(d->mode) || d->flags & BFS_OF_NSBLOCK || o->cls != BFS_CLS_BLOCK || d->u.d.guess == granules(size)) return;
-	struct bfs_obj *w = ob_cow(t, o->parent);
-	if (w) w->u.d.guess = (u32)granules(size);
-}
-
 /* in->size, wtime, new_sums say what it is to be.  -EEXIST: somebody else has published
  * the name; nothing is changed.  1: it has happened before. */
 int sl_seal(struct txn *t, struct bfs_inode *in)
@@ -218,7 +207,7 @@ int sl_seal(struct txn *t, struct bfs_inode *in)
 	o->flags |= BFS_OF_PUBLISHED;
 	ob_count(t, o, 1);
 	if (!in->foreign && (rc = bt_del(t, KEY(BFS_T(BFS_T_OPEN, in->as - 1), o->slot, 0))) && rc != -ENOENT) return txn_fail(t, rc);
-	set_guess(t, o, size);
+	gs_learn(t, o, size);
 	t->root->seals++;
 	ev_admit(b, o->slot, false);
 	in->seal_flags = o->flags;

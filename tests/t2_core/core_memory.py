@@ -144,12 +144,12 @@ class Writer:
     """Somebody who stores into a file without the core: as a process does that has it open, or
     mapped, through the kernel's passthrough."""
 
-    def __init__(self, memory: Memory, ino: int = 0, name: str = "f") -> None:
+    def __init__(self, memory: Memory, ino: int = 0, name: str = "f", where: int = ROOT) -> None:
         self.pool = memory.pool
         if ino:
             self.ino, self.fh = ino, self.pool.open(ino, os.O_RDWR)
         else:
-            attr, self.fh = self.pool.create(ROOT, name, flags=os.O_RDWR)
+            attr, self.fh = self.pool.create(where, name, flags=os.O_RDWR)
             self.ino = attr.ino
         fd = self.pool.backing_fd(self.fh, True)
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)

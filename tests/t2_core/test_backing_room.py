@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from core_memory import MIB, ROOT, Memory, Writer, content
+from core_memory import MIB, ROOT, Memory, Writer, content, native
 
 BIG = 1024 * MIB
 """Of a pool with room for promises: what is kept empty beyond them goes by the number of cores."""
@@ -55,6 +55,42 @@ def test_what_is_promised_is_there(full_memory: Memory) -> None:
         writer.close()
         assert pool.verify(writer.ino)["checked_bytes"] == BLOCK
         assert content(full_memory, writer.ino) == bytes([number + 1]) * BLOCK
+
+
+@pytest.mark.parametrize("evict", ["room", "full"])
+def test_the_first_block_of_a_directory(evict: str) -> None:
+    """Where directories are the digits of a hash, each block is the first of its own. What the
+    last ones were like is known above, so it is promised as much, in a full pool too."""
+    memory = Memory(kind="directory", size_bytes=BIG)
+    pool = memory.pool
+
+    def directory(number: int) -> int:
+        where = ROOT
+        for name in ("model", f"{number % 2}", f"{number}", "0"):
+            try:
+                where = pool.lookup(where, name).ino
+            except native.CoreError:
+                where = pool.mkdir(where, name).ino
+        return int(where)
+
+    number = 0
+    while (evict == "full" and not pool.statfs()["evicted_blocks"]) or number < 2:
+        memory.put(directory(number), "block", BLOCK)
+        number += 1
+    for where in (directory(number), directory(number + 1)):
+        writer = Writer(memory, where=where)
+        pool.promise(writer.fh)
+        assert pool.statfs()["largest_free_granules"] * 4096 >= BLOCK
+        writer.write(0, b"x" * BLOCK)
+        writer.close()
+    assert pool.statfs()["promises_refused"] == 0
+    # of another tree nothing is known
+    writer = Writer(memory, where=pool.mkdir(ROOT, "elsewhere").ino)
+    if evict == "full":
+        with pytest.raises(OSError, match="No space"):
+            pool.promise(writer.fh)
+    writer.close()
+    memory.close()
 
 
 def test_who_writes_through_the_core_takes_nothing_of_a_promise(full_memory: Memory) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +11,6 @@ import pytest
 from belugafs.options import OptionError, parse_options
 
 MIB = 1 << 20
-
-
-def _damage(mounted_pool: Any, path: Path) -> None:
-    where, place = mounted_pool.stored_at(path, 0)
-    with open(where, "r+b") as file:
-        file.seek(place)
-        byte = file.read(1)
-        file.seek(place)
-        file.write(bytes([byte[0] ^ 1]))
 
 
 def _wait(mounted_pool: Any, key: str, least: int, limit_s: float = 30) -> dict[str, str]:
@@ -41,7 +31,7 @@ def test_scrubbing_finds_damage_that_nobody_reads(unmounted_pool: Any) -> None:
     hurt = unmounted_pool.path / "a/b/f"
     assert hurt.read_bytes()  # it was right once
     assert unmounted_pool.settled_state(hurt) == "sealed"
-    _damage(unmounted_pool, hurt)
+    unmounted_pool.damage(hurt, 0)
     unmounted_pool.expect_log(r"/a/b/f is damaged: the checksum of bytes 0 to 262143 is wrong")
     unmounted_pool.expect_log("read: ")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +21,9 @@ def _verify(mounted_pool: Any, *arguments: object, code: int = 0) -> Any:
     return json.loads(done.stdout) if "--json" in arguments else done
 
 
-def _damage(mounted_pool: Any, path: Path, offset: int) -> None:
-    """Flip a bit of a file, in the pool's memory."""
-    where, place = mounted_pool.stored_at(path, offset)
-    with open(where, "r+b") as file:
-        file.seek(place)
-        byte = file.read(1)
-        file.seek(place)
-        file.write(bytes([byte[0] ^ 1]))
-
-
-def _tree(top: Path) -> int:
-    """Files of all kinds; the bytes that have checksums."""
+def _tree(mounted_pool: Any) -> int:
+    """Files of all kinds, sealed; the bytes that have checksums."""
+    top = mounted_pool.path
     (top / "a/b").mkdir(parents=True)
     sizes = {"a/one": 3 * MIB + 5, "a/b/two": 10_000, "a/b/empty": 0, "three": 40 * MIB}
     for name, size_bytes in sizes.items():
@@ -41,11 +31,13 @@ def _tree(top: Path) -> int:
     os.link(top / "a/one", top / "linked")
     (top / "symlink").symlink_to("a/one")
     os.mkfifo(top / "fifo")
+    for name in sizes:
+        assert mounted_pool.settled_state(top / name) == "sealed"
     return sum(sizes.values())
 
 
 def test_all_is_well(mounted_pool: Any) -> None:
-    total = _tree(mounted_pool.path)
+    total = _tree(mounted_pool)
     found = _verify(mounted_pool, "--json", mounted_pool.path)
     assert found["ok"] is True
     assert (found["files"], found["checked_bytes"], found["unchecked_bytes"]) == (4, total, 0)
@@ -71,10 +63,10 @@ def test_all_is_well(mounted_pool: Any) -> None:
 @pytest.mark.parametrize("options", ["", "ro", "verify=off"])
 def test_damage_is_named_by_path(mounted_pool: Any, options: str) -> None:
     top = mounted_pool.path
-    _tree(top)
-    _damage(mounted_pool, top / "three", 2 * CHUNK_BYTES + 7)
-    _damage(mounted_pool, top / "three", 30 * MIB)
-    _damage(mounted_pool, top / "a/b/two", 9_999)
+    _tree(mounted_pool)
+    mounted_pool.damage(top / "three", 2 * CHUNK_BYTES + 7)
+    mounted_pool.damage(top / "three", 30 * MIB)
+    mounted_pool.damage(top / "a/b/two", 9_999)
     mounted_pool.expect_log("checksum")
     mounted_pool.remount(options)
     for where, prefix in ((top, f"{top}/" if options != "ro" else "/"), (f"{top}/a", None)):
@@ -108,8 +100,8 @@ def test_damage_is_named_by_path(mounted_pool: Any, options: str) -> None:
 
 def test_damaged_files_are_dropped_from_a_mount(mounted_pool: Any) -> None:
     top = mounted_pool.path
-    _tree(top)
-    _damage(mounted_pool, top / "a/b/two", 0)
+    _tree(mounted_pool)
+    mounted_pool.damage(top / "a/b/two", 0)
     text = _verify(mounted_pool, "--repair-drop", top).stdout
     assert f"damaged: {top}/a/b/two: bytes 0 to 9999; removed" in text
     assert not (top / "a/b/two").exists()
@@ -120,7 +112,7 @@ def test_damaged_files_are_dropped_from_a_mount(mounted_pool: Any) -> None:
 def test_more_files_than_one_question_holds(mounted_pool: Any) -> None:
     for number in range(1000):
         (mounted_pool.path / f"{number}").write_bytes(b"%d" % number)
-    _damage(mounted_pool, mounted_pool.path / "777", 1)
+    mounted_pool.damage(mounted_pool.path / "777", 1)
     found = _verify(mounted_pool, "--json", mounted_pool.path, code=25)
     assert found["files"] == 1000
     assert [item["path"] for item in found["damaged"]] == [f"{mounted_pool.path}/777"]
@@ -137,7 +129,7 @@ def test_native_blocks_are_checked_by_their_path(mounted_pool: Any, attach: Any)
     pool.close()
     mounted_pool.mount()
     bad = mounted_pool.path / "model/03/03" / keys[3].hex()
-    _damage(mounted_pool, bad, 99_999)
+    mounted_pool.damage(bad, 99_999)
     found = _verify(mounted_pool, "--json", mounted_pool.path, code=25)
     assert (found["files"], [item["path"] for item in found["damaged"]]) == (5, [str(bad)])
     mounted_pool.umount()

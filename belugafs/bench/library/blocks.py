@@ -343,7 +343,7 @@ def rows_of_firsts(directory: str, stack: contextlib.ExitStack) -> list[Row]:
 
     put = Row(
         "first put",
-        "of 2.5 MiB into a pool just made; the limit: into one that was full before",
+        "of 2.5 MiB into a pool just made; the limit: then, into one that was full before",
         1,
         BLOCK_BYTES,
         {
@@ -353,7 +353,13 @@ def rows_of_firsts(directory: str, stack: contextlib.ExitStack) -> list[Row]:
                 after=lambda _: fresh.pop().close(),
                 runs_max=2,
             ),
-            "steady": Work(put_again, after=lambda _: steady.remove(used.pop())),
+            # After as much other work: making a pool empties the caches, and threads fall asleep.
+            "steady": Work(
+                put_again,
+                before=lambda: joined().close(),
+                after=lambda _: steady.remove(used.pop()),
+                runs_max=2,
+            ),
         },
         limit="steady",
         ratio_goal=0.9,

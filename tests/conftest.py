@@ -255,12 +255,12 @@ class MountedPool:
     @property
     def transport(self) -> str:
         """Which one serves the mount."""
-        return _pairs(self.path / ".beluga/config")["transport"]
+        return self.config()["transport"]
 
     @property
     def passthrough(self) -> bool:
         """Whether the kernel reads, writes and maps files by itself."""
-        return _pairs(self.path / ".beluga/config")["passthrough"] == "on"
+        return self.config()["passthrough"] == "on"
 
     def mount(self, options: str | None = None) -> None:
         """Mount. The daemon's pid is known afterwards, and the watchdog runs."""
@@ -352,6 +352,10 @@ class MountedPool:
             byte = file.read(1)
             file.seek(place)
             file.write(bytes([byte[0] ^ 1]))
+
+    def config(self) -> dict[str, str]:
+        """The pairs of ``.beluga/config``."""
+        return _pairs(self.path / ".beluga/config")
 
     def stats(self) -> dict[str, str]:
         """The pairs of ``.beluga/stats``."""

@@ -116,7 +116,7 @@ def test_pinning_a_file_of_the_mount(unmounted_pool: Any, fds: list[int]) -> Non
     path: Path = unmounted_pool.path / "f"
     path.write_bytes(b"p" * 64 * MIB)
     fds.append(fd := os.open(path, os.O_RDWR))
-    has_pools_pages = "passthrough on" in (unmounted_pool.path / ".beluga/config").read_text()
+    has_pools_pages = unmounted_pool.passthrough
     with mmap.mmap(fd, 64 * MIB) as mapping:
         place = pinning.address_of(mapping)
         for part, size in ((0, 64 * MIB), (0, 32 * MIB), (32 * MIB, 32 * MIB), (0, 64 * MIB)):

@@ -52,12 +52,10 @@ def asking(mount: Path, threads: int) -> Iterator[list[int]]:
 
 
 def test_config_says_how_long(spinning_pool: Any) -> None:
-    config = dict(
-        line.partition(" ")[::2]
-        for line in (spinning_pool.path / ".beluga/config").read_text().splitlines()
-    )
     wanted = spinning_pool.options.removeprefix("spin_us=")
-    assert config["spin_us"] == (wanted if len(os.sched_getaffinity(0)) > 1 else "0")
+    assert spinning_pool.config()["spin_us"] == (
+        wanted if len(os.sched_getaffinity(0)) > 1 else "0"
+    )
 
 
 def test_requests_of_many_threads_get_their_own_answers(spinning_pool: Any) -> None:

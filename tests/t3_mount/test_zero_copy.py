@@ -124,7 +124,7 @@ def test_doctor_says_what_can_be_pinned(unmounted_pool: Any, pool_kind: str, opt
     done = unmounted_pool.command("belugafs.cli", "doctor", "--json", str(unmounted_pool.path))
     name = f"mount {unmounted_pool.path}"
     (found,) = (item for item in json.loads(done.stdout) if item["name"] == name)
-    with_passthrough = "passthrough on" in (unmounted_pool.path / ".beluga/config").read_text()
+    with_passthrough = unmounted_pool.passthrough
     assert f"pool: {'directory' if pool_kind == 'directory' else 'tmpfs'}" in found["text"]
     assert "huge pages" in found["text"]
     if options == "ro":

@@ -17,7 +17,6 @@ import pytest
 
 import belugafs
 from belugafs import _native, held, leases, mounts
-from belugafs.control import parse_pairs
 from belugafs.format import LocalLease
 
 pytestmark = pytest.mark.flat_pool
@@ -134,17 +133,13 @@ def test_status_without_a_daemon(mounted: Any, reader: subprocess.Popen[str]) ->
 def test_others_are_told_nothing(mounted: Any, reader: subprocess.Popen[str]) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can ask as somebody else")
-    config = {"library_socket": mounted_config(mounted)["library_socket"]}
+    config = {"library_socket": mounted.config()["library_socket"]}
     script = "import os; from belugafs import leases; os.setuid(65534); "
     script += f"print(leases.of_mount({config!r}))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "None\n"
-
-
-def mounted_config(mounted: Any) -> dict[str, str]:
-    return parse_pairs((mounted.path / ".beluga/config").read_text())
 
 
 def test_holders_of_a_file(mounted: Any, reader: subprocess.Popen[str]) -> None:
@@ -192,7 +187,7 @@ def test_all_that_is_leased_by_path(mounted: Any, reader: subprocess.Popen[str])
 
 def test_leases_that_somebody_has_spoilt(mounted: Any, reader: subprocess.Popen[str]) -> None:
     """A process may write into its file what it likes, and cut it: nothing is believed."""
-    directory = mounted_config(mounted)["library_socket"].removesuffix(".sock")
+    directory = mounted.config()["library_socket"].removesuffix(".sock")
     (path,) = Path(directory).glob("lease.*")
     at = {field.name: field.offset for field in LocalLease.layout()}
     whole = path.read_bytes()
@@ -201,7 +196,7 @@ def test_leases_that_somebody_has_spoilt(mounted: Any, reader: subprocess.Popen[
         path_fd = os.open(path, os.O_RDWR)
         try:
             os.pwrite(path_fd, data, offset)
-            return leases.of_mount(mounted_config(mounted))
+            return leases.of_mount(mounted.config())
         finally:
             os.pwrite(path_fd, whole, 0)
             os.close(path_fd)
@@ -215,10 +210,10 @@ def test_leases_that_somebody_has_spoilt(mounted: Any, reader: subprocess.Popen[
     (when,) = told(at["made_ns"], b"\xff" * 8)
     assert when.as_dict()["since"]
     os.truncate(path, at["held"])
-    (cut,) = leases.of_mount(mounted_config(mounted)) or []
+    (cut,) = leases.of_mount(mounted.config()) or []
     assert cut.held == []
     os.truncate(path, 100)
-    assert leases.of_mount(mounted_config(mounted)) == []
+    assert leases.of_mount(mounted.config()) == []
     os.truncate(path, len(whole))
     path.write_bytes(whole)
 

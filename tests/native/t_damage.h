@@ -128,7 +128,7 @@ static void populate(struct bfs *b)
 	}
 }
 
-static void make(struct bfs_mem *m)
+static struct bfs *begin(struct bfs_mem *m)
 {
 	struct bfs_mkfs_params p = {.size_bytes = SIZE, .inodes = 256, .nhosts = 3, .rows = 8, .ring_entries = 64, .region_granules = 64, .chunk_bytes = 4096, .meta_pages = 400, .incarnation = 0xabcdef, .label = "test"};
 	struct bfs *b;
@@ -136,6 +136,12 @@ static void make(struct bfs_mem *m)
 	CHECK(!bfs_mkfs(m, &p, NULL));
 	CHECK(!bfs_attach(m, &opts, &b));
 	populate(b);
+	return b;
+}
+
+static void make(struct bfs_mem *m)
+{
+	struct bfs *b = begin(m);
 	/* a second host, of which nothing is heard any more: what is freed from now on waits for it */
 	struct bfs_opts o2 = {.uuid = {3, 4}, .boot = 7, .slot = -1, .follower = true};
 	struct bfs *b2;

@@ -252,6 +252,7 @@ struct pool {
 	struct listing before; /* as the next attachment of its host shows it */
 };
 static struct pool pools[2]; /* whole, and crashed */
+static struct listing populated; /* before anything was deleted: what is left where the newest root is lost */
 
 static void one_line(u8 *work, int i, bool loud, char *out, size_t size)
 {
@@ -602,7 +603,7 @@ static void killed(u8 *work, const struct bfs_super *sb, const u8 *used, u64 rou
 		/* a damage of the corpus, or one byte, or both */
 		int d = (int)(rnd() % (sizeof breaks / sizeof *breaks));
 		struct listing *before = &pools[breaks[d].crashed].before;
-		older = breaks[d].crashed ? &pools[0].before : NULL;
+		older = breaks[d].crashed ? &pools[0].before : &populated;
 		start("a repair that is to be killed");
 		memcpy(image, pools[breaks[d].crashed].image, SIZE);
 		if (rnd() % 4) {
@@ -708,6 +709,10 @@ int main(int argc, char **argv)
 		m = mem_of(work, SIZE);
 		CHECK(take(&m, false, &pools[i].before) && !pools[i].before.errors);
 	}
+	struct bfs_mem first = mem_of(work, SIZE);
+	CHECK(!bfs_detach(begin(&first), true));
+	first = mem_of(work, SIZE);
+	CHECK(take(&first, false, &populated) && !populated.errors);
 	const u8 *good = pools[0].image;
 	memcpy(&sb, good, sizeof sb);
 	if (one) {
@@ -739,6 +744,7 @@ int main(int argc, char **argv)
 	wild_bytes(work, &sb, used, rounds / 2);
 	shapes(rounds / 10);
 	killed(work, &sb, used, kills);
+	drop(&populated);
 	for (int i = 0; i < 2; i++) drop(&pools[i].before), free(pools[i].image);
 	free(used), free(work);
 	return wrongs != 0;

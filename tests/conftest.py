@@ -210,7 +210,9 @@ def _state(stat: Path) -> str:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    return dict(line.partition(" ")[::2] for line in path.read_text().splitlines())
+    from belugafs.control import parse_pairs
+
+    return parse_pairs(path.read_text())
 
 
 class MountedPool:

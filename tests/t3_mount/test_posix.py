@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
 from blocks import expect_used, wait_for
 
 PAGE = mmap.PAGESIZE

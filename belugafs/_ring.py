@@ -16,11 +16,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 from belugafs import _native
 from belugafs._ring_format import Op
+from belugafs.closing import Closing
 
 DEFAULT_TIMEOUT_S = 30.0
 _PAUSE_S, _PAUSE_MOST_S = 0.005, 0.25
@@ -64,7 +64,7 @@ daemon's death (a pidfd, the socket of the connection), which the ring closes, o
 where there is no daemon."""
 
 
-class Ring:
+class Ring(Closing):
     """A process's request ring.
 
     ``connect`` is called once now, and again whenever the daemon has ended, with a new ring.
@@ -288,17 +288,6 @@ class Ring:
     def close(self) -> None:
         """Close the ring; the daemon lets go of it. Calls under way end first."""
         self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _head(keys: Sequence[bytes], how: int = 0) -> bytes:

@@ -17,14 +17,14 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from belugafs import _native, mounts
 from belugafs.attach import attach, open_checked
+from belugafs.closing import Closing
 from belugafs.control import DIRECTORY_NAME, parse_pairs
 from belugafs.options import MountOptions
 from belugafs.pool import OpenPool
@@ -135,7 +135,7 @@ class _Host:
         self._opened.close()
 
 
-class Pool:
+class Pool(Closing):
     """A connected pool. From :func:`connect`; safe to use from threads.
 
     After a fork the child has to connect for itself: in it every call raises RuntimeError, and the
@@ -147,17 +147,6 @@ class Pool:
         self._host = host
         self.place = place
         """The mount point, or the pool."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<belugafs.Pool {self.place}{' closed' if self._client.closed else ''}>"
@@ -443,7 +432,7 @@ def _block_error(number: int, what: str) -> Exception:
     return BlockDamaged(number, f"{what}: {os.strerror(number)}")
 
 
-class Blocks(Sequence["Block"]):
+class Blocks(Closing, Sequence["Block"]):
     """Leased blocks, in the order of their keys. From `Namespace.read`.
 
     Closing gives the leases back: at the end of ``with``, by `close`, or when nothing refers to
@@ -475,17 +464,6 @@ class Blocks(Sequence["Block"]):
             names = self._names
             self._blocks = [Block(lease, names, at) for at, lease in enumerate(self._leases)]
         return self._blocks
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def present(self) -> list[bool]:

@@ -22,8 +22,7 @@ import errno
 import fcntl
 import os
 import stat
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from belugafs._pool import directory, host, kinds
 from belugafs._pool.alloc import Allocation, Progress, allocate_and_populate, free_space
@@ -40,6 +39,7 @@ from belugafs._pool.base import (
     zero_range,
 )
 from belugafs._pool.sniff import BELUGAFS, EMPTY, HEAD_BYTES, TAIL_BYTES, require_pool, sniff
+from belugafs.closing import Closing
 from belugafs.exits import Exit
 from belugafs.units import format_size
 
@@ -118,7 +118,7 @@ def plan_new_pool(path: str, size_bytes: int) -> PoolInfo:
         os.close(parent_fd)
 
 
-class OpenPool:
+class OpenPool(Closing):
     """An open and locked pool; a context manager. ``fd`` is to be mapped, not read; ``data_fd``
     is the directory of backing files of a directory pool, else -1."""
 
@@ -140,17 +140,6 @@ class OpenPool:
         if self.data_fd >= 0:
             fd, self.data_fd = self.data_fd, -1
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_pool(

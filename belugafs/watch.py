@@ -12,9 +12,9 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
-from typing import Self
 
 from belugafs import _native
+from belugafs.closing import Closing
 
 log = logging.getLogger("belugafs.watch")
 
@@ -51,7 +51,7 @@ def check(client: _native.Client) -> None:
         raise
 
 
-class Watch:
+class Watch(Closing):
     """Looks every ``every_s`` seconds, in a thread of its own, and calls ``gone`` once, with the
     error, when what is leased doesn't stand any more; then it ends.
 
@@ -88,9 +88,3 @@ class Watch:
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -14,7 +14,6 @@
  *
  * A seal names (object, generation, version): where the tree has the next version already,
  * it happened, and it isn't done twice.  Between -EAGAIN and knowing, the data is frozen. */
-#include <sys/stat.h>
 #include "backing.h"
 #include "file.h"
 
